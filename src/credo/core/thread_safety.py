@@ -17,6 +17,7 @@ from credo.core.deferred import DeferredChecks, LaterTerms, Terms
 from credo.core.distributed.wrapped_networks import check_alone, check_unwrapped
 from credo.core.divergence import TrainingWatch
 from credo.core.example_counts import not_a_loss
+from credo.core.loss_reduction import reduction_watched
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.references import NotFollowed
 from credo.core.network.skeleton import UNCOPYABLE, ChangedStructureError, Skeleton
@@ -271,6 +272,9 @@ def checked_once(method: Callable[..., Any]) -> Callable[..., Any]:
         if self.guard.checked_for != processes:
             check_alone(self)
             self.guard.checked_for = processes
+            if self.steps == 0 and method.__name__ == "step":
+                with reduction_watched(self):
+                    return checked(self, *args, **options)
         may_defer = self.can_defer_checks and (self.device.type != "cpu" or "CREDO_CHECKS" in os.environ)
         may_defer = may_defer and self.loss_scale == 1  # which is to be halved at once where it overflows
         if not may_defer or method.__name__ != "step":

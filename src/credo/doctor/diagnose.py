@@ -26,6 +26,7 @@ from credo.doctor.measure.predictive import Predictive, predict_draws, predict_m
 from credo.doctor.measure.prior_scales import prior_scales
 from credo.doctor.measure.scores import scores
 from credo.doctor.measure.statistics import statistics
+from credo.doctor.measure.targets import unscaled_targets
 from credo.doctor.measurements import Counts, Measurements, method_info
 from credo.doctor.run_rules import run_rules
 from credo.doctor.subset import Subset, take_subset
@@ -171,6 +172,7 @@ def _measure(
         history=history_of(history),
         epochs=len(history) or round(posterior.steps / train.batches) or None,
         inputs=input_scale(posterior, train, seed=seed),
+        targets=unscaled_targets(posterior, train, seed=seed),
         prior_scales=prior_scales(posterior, evaluated, seed=seed) if evaluated is not train else None,
         far=far_inputs(posterior, evaluated, on_test, seed=seed),
         chains=chain_study(posterior, evaluated.x[:_CHAIN_ROWS], evaluated.y[:_CHAIN_ROWS]),

@@ -9,6 +9,7 @@ from typing import Any
 
 from credo.core.arguments import argument_names
 from credo.core.likelihood import GaussianNoise
+from credo.core.likelihood.target_scale import TargetScale
 from credo.core.posterior import Posterior
 from credo.doctor.measure.dispersion import Dispersion
 from credo.doctor.measure.far import FarInputs
@@ -73,7 +74,8 @@ class Counts:
 class Measurements:
     """All measurements; None where one does not exist for this posterior.
 
-    `epochs` is the length of training, from its log or from the step count, `detection` has an entry for each set of
+    `epochs` is the length of training, from its log or from the step count, `targets` is there if they are in units
+    that the last layer does not reach, `detection` has an entry for each set of
     out-of-distribution inputs that was given.
     """
 
@@ -91,6 +93,7 @@ class Measurements:
     history: History | None
     epochs: int | None = None
     inputs: InputScale | None = None
+    targets: TargetScale | None = None
     detection: Sequence[Detection] = ()
     prior_scales: PriorScales | None = None
     chains: ChainStudy | None = None
@@ -114,6 +117,7 @@ class Measurements:
             "monte_carlo": _plain(self.monte_carlo),
             "history": _plain(self.history),
             "inputs": _plain(self.inputs),
+            "targets": None if self.targets is None else self.targets._asdict(),
             "detection": [found.to_dict() for found in self.detection],
             "prior_scales": _plain(self.prior_scales),
             "far": _plain(self.far),

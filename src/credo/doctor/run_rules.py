@@ -16,6 +16,7 @@ CAUSES: tuple[Rule, ...] = (
     training.temperature,
     sampling.chains,
     training.unscaled_inputs,
+    training.unscaled_targets,
     training.stale_statistics,
     training.noise_too_large,
     learning.noisy_start,

@@ -1,7 +1,7 @@
 """Networks by name: small standard ones, and those of the reproduced papers."""
 
 from credo.models.lora import LoRALayer, lora, merge_lora
-from credo.models.normalize import Normalize, input_statistics, normalized
+from credo.models.normalize import Normalize, Rescale, input_statistics, normalized
 from credo.models.own import use_own_model
 from credo.models.registry import MODELS, build_model, model_names
 from credo.models.summary import LayerSize, Summary, summary
@@ -12,6 +12,7 @@ __all__ = [
     "LayerSize",
     "LoRALayer",
     "Normalize",
+    "Rescale",
     "Summary",
     "build_model",
     "input_statistics",

@@ -61,6 +61,40 @@ class Normalize(nn.Module):
         return (x - self.mean) / self.std
 
 
+class Rescale(nn.Module):
+    """`mean + std * outputs`: the last layer of a network for real targets, which learns them with spread 1.
+
+    Args:
+        mean: Of the targets, for each output, or one number. A buffer: never trained or random.
+        std: Likewise.
+    """
+
+    rowwise = True  # see credo.core.network.rowwise
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        super().__init__()
+        self.register_buffer("mean", _per_channel(mean, 0))
+        self.register_buffer("std", _per_channel(std, 0))
+
+    @classmethod
+    def of(cls, targets: Tensor) -> Self:
+        """Return the layer for the mean and standard deviation of real targets, [n] or [n, outputs]."""
+        if not targets.is_floating_point() or not len(targets):
+            raise ValueError(f"targets must be real numbers, [n] or [n, outputs]; got {len(targets)} {targets.dtype}.")
+        return cls(*input_statistics(targets.reshape(len(targets), -1)))  # type: ignore[misc]  # not integers
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Return outputs in the units of the targets, of the same shape ([batch, outputs])."""
+        if self.mean.numel() not in (1, outputs.shape[-1]):
+            raise ValueError(
+                f"The network has {outputs.shape[-1]} outputs, and the targets that it is rescaled to {len(self.mean)} "
+                "columns: they must be as many. For a head that also gives a variance, train on (y - mean) / std."
+            )
+        return outputs * self.std + self.mean
+
+
 def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
     """Return the `Normalize` for examples of shape `inputs`, channels first; the identity for None."""
     if normalize is None:
@@ -78,27 +112,37 @@ def input_layer(inputs: Sequence[int], normalize: Stats | None) -> Normalize:
     return Normalize(*normalize, axes=len(inputs) - 1)
 
 
-def normalized(model: nn.Module, inputs: Tensor | Iterable[Any], *, axes: int | None = None) -> nn.Module:
+def normalized(
+    model: nn.Module, inputs: Tensor | Iterable[Any], targets: Tensor | None = None, *, axes: int | None = None
+) -> nn.Module:
     """Put a `Normalize` with the mean and standard deviation of the training inputs before a network of your own.
 
-    Returns `nn.Sequential` of `normalize` and `model`. The statistics are buffers, so they are saved with it, and the
-    inputs of predictions, attacks and corruptions stay in the data's own units. Integer inputs (tokens) are not scaled:
-    the network itself is returned.
+    Returns `nn.Sequential` of `normalize`, `model` and, with `targets`, `rescale`. The statistics are buffers, so they
+    are saved with it, and inputs and predictions, attacks and corruptions stay in the data's own units. Integer inputs
+    (tokens) are not scaled.
 
     Args:
         model: The network.
         inputs: Inputs of training as the network gets them: a tensor [n, channels, ...], or batches of inputs or of
             (inputs, targets, ...), such as a `DataLoader`.
+        targets: Real targets of training, [n] or [n, outputs]: the network's outputs are multiplied by their standard
+            deviation, and their mean is added. Not for a head that also gives a variance.
         axes: Number of axes after the channels: 2 for images, 0 if features come last ([n, time, features]); by
             default all axes but the first two.
     """
     found = _moments(inputs, axes)
-    if found.is_integer:
+    if found.is_integer and targets is None:
         return model
-    first, like = Normalize(*found.stats(), axes=found.axes or 0), next(model.parameters(), None)
     network = nn.Sequential()
-    network.add_module("normalize", first if like is None else first.to(like.device, like.dtype))
+    if not found.is_integer:
+        network.add_module("normalize", Normalize(*found.stats(), axes=found.axes or 0))
     network.add_module("model", model)
+    if targets is not None:
+        network.add_module("rescale", Rescale.of(targets))
+    if (like := next(model.parameters(), None)) is not None:
+        for name, layer in network.named_children():
+            if name != "model":
+                layer.to(like.device, like.dtype)
     return network
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from credo.core.example_counts import EVERY, Counted
 from credo.core.likelihood import Likelihood
 from credo.core.likelihood.end_of_network import warn_of_last_function
+from credo.core.likelihood.target_scale import warn_of_target_scale
 from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.posterior import Posterior
 
@@ -47,6 +48,7 @@ def likelihood_nll(posterior: Posterior, read: ReadBatch, weights: Callable[[Any
         if unchecked and torch.is_grad_enabled():
             unchecked = False
             warn_of_last_function(own, net, outputs)
+            warn_of_target_scale(own, outputs, y)
         if outputs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(device.type):
             outputs = outputs.float()  # the loss of a pass in lower precision is taken in single precision
         if weights is None:

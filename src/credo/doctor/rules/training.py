@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from credo.core.likelihood.target_scale import ADVICE as TARGET_ADVICE
 from credo.doctor import thresholds as limits
 from credo.doctor.advice import (
     argument,
@@ -98,6 +99,24 @@ def unscaled_inputs(measured: Measurements) -> Iterator[Finding]:
     )
 
 
+def unscaled_targets(measured: Measurements) -> Iterator[Finding]:
+    """Targets of a regression far from mean 0 and standard deviation 1, which the network did not learn."""
+    found = measured.targets
+    if not _cannot_reach(measured) or found is None:
+        return
+    yield Finding(
+        "unscaled-targets",
+        "alarm",
+        f"The targets have mean {found.mean:.3g} and standard deviation {found.std:.3g}, and little was learned. "
+        "Rates, priors and first noise are made for targets near mean 0 and standard deviation 1.",
+        TARGET_ADVICE,
+    )
+
+
+def _cannot_reach(measured: Measurements) -> bool:
+    return measured.targets is not None and measured.scores.learned < limits.LEARNED_LITTLE
+
+
 def stale_statistics(measured: Measurements) -> Iterator[Finding]:
     """BatchNorm running statistics that do not match the weights, where refreshing them helps."""
     found, before, metric = measured.statistics, measured.scores.ensemble, measured.scores.metric
@@ -128,6 +147,8 @@ def noise_too_large(measured: Measurements) -> Iterator[Finding]:
     cost, pull = measured.objective.noise_cost, measured.objective.noise_pull
     if measured.weights is None or not (_too_costly(measured) or _never_learned(measured)):
         return
+    if _cannot_reach(measured):
+        return  # with any σ
     std, wanted = measured.weights.std, suggested_std(measured)
     gain = ""
     if cost is not None and pull is not None and cost > pull:
