@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -41,6 +42,7 @@ from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal, Structure
 from credo.methods.likelihood_fit import FIT_EXAMPLES, fit_likelihood_, restored_on_error, warn_if_unlike
+from credo.methods.pass_file import Saving
 from credo.methods.training_pass import first_rows, found_in_pass, training_pass, warn_of_data_size
 
 
@@ -223,6 +225,9 @@ class Laplace(PriorChoice):
         progress: bool = True,
         forward: Forward | None = None,
         target: Target | None = None,
+        checkpoint: Path | str | None = None,
+        checkpoint_minutes: float | None = 10.0,
+        checkpoint_every: int | None = None,
     ) -> Self:
         """Find the curvature around the network's weights as they are, and what the evidence chooses; returns itself.
 
@@ -232,8 +237,14 @@ class Laplace(PriorChoice):
             forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
+            checkpoint: A file for the sums so far: the same call resumes a pass that was killed, with the same result
+                bit for bit. It is removed at the end.
+            checkpoint_minutes: Minutes between two writes of it; None: none by time.
+            checkpoint_every: Also write it after every so many batches.
         """
-        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+        saving = Saving(checkpoint, checkpoint_minutes, checkpoint_every)
+        options: Any = {"progress": progress, "forward": forward, "target": target, "saving": saving}
+        with training_pass(self, loader, **options) as batches:
             fitted = None
             with restored_on_error(self.likelihood):
                 if self.likelihood.unlearned and not has_one_noise(self.likelihood):  # that, the evidence finds
