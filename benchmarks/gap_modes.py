@@ -3,7 +3,8 @@
     python -m benchmarks.gap_modes --json results/benchmarks/gap_modes.json
 
 Each start is brought to a mode by L-BFGS in double precision, so that neither the length nor the noise of a training
-matters; HMC's chains are those of `benchmarks.fidelity`.
+matters; HMC's chains are those of `benchmarks.fidelity`. The last layer also gets the prior that its evidence chooses,
+there and on networks of 20 and 200 hidden units that were trained without a prior.
 """
 
 from __future__ import annotations
@@ -53,8 +54,20 @@ def mode(problem: Problem, seed: int) -> tuple[nn.Module, float, float]:
     return net.float(), value, norm
 
 
+def user_trained(problem: Problem, width: int, seed: int) -> nn.Module:
+    """A ReLU network as users train it: by Adam, without a prior."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, 1))
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    for _ in range(1000):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(net(problem.train[0]), problem.train[1]).backward()
+        optimizer.step()
+    return net
+
+
 def main(given: list[str] | None = None) -> None:
-    """Measure the full and the last-layer approximation around the mode of each start."""
+    """Measure the full and the last-layer approximations of each start."""
     parser = parser_for("gap_modes", what=__doc__ or "", epilog="", peers=False)
     chosen = parser.parse_args(given)
     starts = 1 if chosen.quick else STARTS
@@ -68,16 +81,21 @@ def main(given: list[str] | None = None) -> None:
     with progress("gap", starts) as advance:
         for seed in range(starts):
             net, value, norm = mode(problem, seed)
-            for name, options in {"full": {"random": "all", "structure": "full"}, "last": {"random": "last"}}.items():
+            given_prior = {"prior": problem.prior()}
+            kinds: dict[str, tuple[nn.Module, dict[str, Any]]] = {
+                "full": (net, {"random": "all", "structure": "full", **given_prior}),
+                "last": (net, given_prior),
+                "evidence": (net, {}),
+                "narrow": (user_trained(problem, 20, seed), {}),
+                "wide": (user_trained(problem, 200, seed), {}),
+            }
+            for name, (each, options) in kinds.items():
                 posterior = credo.Laplace(
-                    net,
-                    data_size=len(problem.train[0]),
-                    prior=problem.prior(),
-                    likelihood=problem.likelihood(),
-                    **options,
+                    each, data_size=len(problem.train[0]), likelihood=problem.likelihood(), **options
                 ).fit([problem.train], progress=False)
                 found = summary(measures(posterior, truth, problem))
-                numbers[f"{name}, start {seed}"] = {"log_joint": value, "gradient": norm, **found}
+                at = {"log_joint": value, "gradient": norm} if each is net else {}
+                numbers[f"{name}, start {seed}"] = {**at, **found}
             advance()
     rows = {name: [format(found.get(key, float("nan")), ".3g") for key in COLUMNS] for name, found in numbers.items()}
     print(table("Laplace at exact modes", [*COLUMNS.values()], rows))
@@ -89,6 +107,11 @@ def make_table(numbers: dict[str, dict[str, float]]) -> dict[str, Any]:
     keys = {"mean": "distance of the means", "w1": "W1", "std_ratio": "std ratio", "ratio": "gap ratio"}
     rows = []
     kinds = {REFERENCE: "HMC, half of its draws", "full": '`structure="full"`, all layers', "last": "last layer"}
+    kinds |= {
+        "evidence": "last layer, prior by its evidence",
+        "narrow": "the same, 20 units trained without a prior",
+        "wide": "the same, 200 units trained without a prior",
+    }
     for kind, what in kinds.items():
         own = [found for name, found in numbers.items() if name.startswith(kind)]
         ends = [(min(found[key] for found in own), max(found[key] for found in own)) for key in keys]

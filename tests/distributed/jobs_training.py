@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,35 @@ def laplace_pass(rank: int, world: int, folder: Path) -> dict[str, Any]:
         }
         group.close()
     return found
+
+
+def laplace_pass_killed(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """A pass in which each process dies before another batch, and the same pass again; one that was not killed."""
+
+    def batches_of(posterior: Laplace, die_at: int) -> Iterator[Any]:
+        x, y = data(posterior)
+        for index, batch in enumerate(zip(x[rank::world], y[rank::world], strict=True)):
+            if index == die_at:
+                raise InterruptedError
+            yield batch
+
+    def fitted(die_at: int = -1, **options: Any) -> dict[str, Any]:
+        posterior = Laplace(normed(0), data_size=STEPS * BATCH, random="all", curvature="sampled")
+        group = distribute(posterior)
+        try:
+            posterior.fit(batches_of(posterior, die_at), **options)
+        except (InterruptedError, LostProcessError):
+            return {}
+        finally:
+            group.close()
+        return dict(posterior.state_dict())
+
+    shared = folder / "a pass"
+    own: dict[str, Any] = {"checkpoint": shared / "pass.pt", "checkpoint_every": 1}
+    whole, killed = fitted(), fitted(1 + rank, **own)
+    dist.barrier()
+    files = sorted(file.name for file in shared.iterdir())
+    return {"whole": whole, "killed": killed, "files": files, "resumed": fitted(**own)}
 
 
 def laplace_noise(rank: int, world: int, folder: Path) -> dict[str, Any]:

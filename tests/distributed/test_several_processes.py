@@ -11,6 +11,7 @@ import forked
 import pytest
 import torch
 from filelock import FileLock
+from killed_runs import assert_equal
 from torch import Tensor
 
 HERE = Path(__file__).parent
@@ -91,6 +92,13 @@ def test_a_pass_of_several_processes_finds_the_spread_of_one(folder: Path, job: 
     for case in one:
         assert differing(first[case], second[case]) == set(), case
         assert distance(first[case], one[case]) < tolerance, case
+
+
+def test_a_pass_that_was_killed_resumes_in_each_process(folder: Path) -> None:
+    for found in load(folder, "laplace_pass_killed", 2):
+        assert found["files"] == ["pass.pt", "pass.rank-1.pt"]
+        assert found["killed"] == {}
+        assert_equal(found["resumed"], found["whole"])
 
 
 def test_processes_write_the_same_samples(folder: Path) -> None:

@@ -302,11 +302,20 @@ def test_links_are_compared_with_many_draws(capsys):
 @pytest.mark.slow
 def test_laplace_is_measured_around_a_mode(tmp_path, run_here):
     output, record = run_here("gap_modes", tmp_path / "modes.json")
-    assert list(record["numbers"]) == ["HMC", "full, start 0", "last, start 0"]
+    kinds = ("full", "last", "evidence", "narrow", "wide")
+    assert list(record["numbers"]) == ["HMC", *(f"{kind}, start 0" for kind in kinds)]
     full, last = record["numbers"]["full, start 0"], record["numbers"]["last, start 0"]
     assert full["gradient"] < 1e-3  # a mode, of a density whose gradient elsewhere is in the hundreds
     assert full["ratio"] > 5 > last["ratio"] > 1
     assert "last, start 0" in output
+
+
+def test_intervals_of_an_overfitted_regression(tmp_path, run_here):
+    _, record = run_here("overfitted", tmp_path / "overfitted.json")
+    (row,) = record["tables"]["coverage"]["rows"]
+    assert row[0] == "diabetes 300, 300 steps"
+    (one,) = record["numbers"][row[0]]
+    assert all(0 < one[kind]["coverage"] <= 1 for kind in ("alone", "all", "calibrated"))
 
 
 @pytest.mark.slow

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import forked
+import pytest
 import torch
 from safetensors.torch import load_file
 
 import credo
+from credo.models import build_model
 
 EPOCHS = 5
 # Small batches, so that an epoch takes long enough to be hit in the middle.
@@ -42,6 +44,38 @@ STREAM = [
     "--threads=1",
     "--run",
 ]
+# A pass of 324 batches between training and the test set, saved after every fifth.
+PASS = [
+    "train",
+    "data.name=digits",
+    "model.hidden=[16]",
+    "method.name=laplace",
+    "method.random=all",
+    "method.curvature=sampled",
+    "training.batch_size=4",
+    "training.checkpoint_every=5",
+    "--draws=8",
+    "--run",
+]
+FIT = """
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import credo
+
+torch.manual_seed(0)
+x, y = torch.randn(400, 6), torch.randint(3, (400,))
+network = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+data = torch.utils.data.TensorDataset(x, y)
+loader = torch.utils.data.DataLoader(data, batch_size=1, shuffle=True)
+folder = Path(sys.argv[1])
+posterior = credo.Laplace(network, data_size=400, random="all", curvature="sampled")
+posterior.fit(loader, checkpoint=folder / "pass.pt", checkpoint_every=3)
+credo.save(posterior, folder / "laplace.safetensors")
+"""
 COMMAND = Path(credo.__file__).with_name("__main__.py")
 PATIENCE = 60.0  # seconds until a test on a very busy machine gives up
 
@@ -84,16 +118,67 @@ def test_a_stream_killed_in_the_middle_of_its_tasks(tmp_path: Path) -> None:
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_killed_in_the_pass_after_training(epochs: int, tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    torch.save(build_model("mlp", inputs=[1, 8, 8], classes=10, hidden=[16], seed=3).state_dict(), weights)
+    options = [*PASS[:-1], f"training.epochs={epochs}", f"model.weights={weights}", PASS[-1]]
+    reference, run = tmp_path / "reference", tmp_path / "run"
+    _run([*options, str(reference)], tmp_path)
+    words, state = [*options, str(run)], run / "checkpoint.pass-0.pt"
+    for _ in range(2):
+        batches = _batches_in(state)
+        assert _start_and_kill(words, tmp_path, _further(state, batches), wait=0.0) == -signal.SIGKILL
+        assert not (run / "result.json").exists()
+    _run(words, tmp_path)
+    assert not state.exists()
+    tensors, wanted = (load_file(folder / "model.safetensors") for folder in (run, reference))
+    assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (run, reference)]
+    assert {key for key in results[0] if results[0][key] != results[1][key]} <= {"seconds"}
+
+
+@pytest.mark.slow
+def test_fit_killed_at_several_moments(tmp_path: Path) -> None:
+    script, reference, run = tmp_path / "fit.py", tmp_path / "reference", tmp_path / "run"
+    script.write_text(FIT)
+    for folder in (reference, run):
+        folder.mkdir()
+    assert forked.run(script, str(reference), folder=tmp_path).returncode == 0
+    state = run / "pass.pt"
+    for _ in range(3):
+        further = _further(state, _batches_in(state))
+        assert _start_and_kill([str(run)], tmp_path, further, wait=0.0, script=script) == -signal.SIGKILL
+    assert 0 < _batches_in(state) < 400
+    done = forked.run(script, str(run), folder=tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert [file.name for file in run.iterdir()] == ["laplace.safetensors"]
+    found, wanted = ((folder / "laplace.safetensors").read_bytes() for folder in (run, reference))
+    assert found == wanted
+
+
+def _batches_in(state: Path) -> int:
+    return int(torch.load(state)["done"]) if state.exists() else 0
+
+
+def _further(state: Path, batches: int) -> Callable[[], bool]:
+    """Whether a pass has got ten batches further than that."""
+    return lambda: _batches_in(state) >= batches + 10
+
+
 def _run(words: list[str], folder: Path) -> None:
     """To its end: a fork too, so that times measured in it hold for those that are killed."""
     done = forked.run(COMMAND, *words, folder=folder)
     assert done.returncode == 0, done.stdout
 
 
-def _start_and_kill(words: list[str], folder: Path, ready: Callable[[], bool], *, wait: float) -> int | None:
-    """Start a command, kill it `wait` seconds after it is `ready`, and return how it ended."""
+def _start_and_kill(
+    words: list[str], folder: Path, ready: Callable[[], bool], *, wait: float, script: Path = COMMAND
+) -> int | None:
+    """Start a command or script, kill it `wait` seconds after it is `ready`, and return how it ended."""
     limit = time.monotonic() + PATIENCE
-    with forked.started(COMMAND, *words, output=folder / "killed.log") as process:
+    with forked.started(script, *words, output=folder / "killed.log") as process:
         while not ready():
             assert time.monotonic() < limit, "training did not get that far in time"
             time.sleep(0.005)

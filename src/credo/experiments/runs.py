@@ -43,10 +43,12 @@ from credo.experiments.folders import (
     versions,
 )
 from credo.experiments.units import data_facts, in_target_units
+from credo.methods.pass_file import Saving
 from credo.predict import Prediction, predict
 from credo.training import EpochRecord, StopRequest, TrainingStopped, describe, load, save, stopping_on_signals
 from credo.training.fit import shown
 from credo.training.hardware.devices import choose_device
+from credo.training.hooks import run_hook
 from credo.training.rank_zero import first_does, from_first, is_first
 
 __all__ = [
@@ -233,7 +235,9 @@ class Run:
         training, posterior = experiment.training, prepared.posterior
         records: list[EpochRecord] = []
         if training.epochs == 0:  # before what `training.calibrate` does
-            posterior.end_training_(prepared.loader)
+            saving = Saving(self.folder / CHECKPOINT, training.checkpoint_minutes or None, training.checkpoint_every)
+            loader = prepared.loader
+            run_hook("end_training_", posterior, loader, loader, seeds=(training.seed, 0), saving=saving)
         for record in shown(
             posterior,
             prepared.loader,

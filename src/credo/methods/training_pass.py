@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import batch_count, check_batches, read_quietly
 from credo.core.support.progress import make_progress
 from credo.core.support.user_warnings import warn
+from credo.methods.pass_file import NOT_SAVED, Saving
 
 T = TypeVar("T")
 Example = tuple[AnyInputs, Tensor]
@@ -26,7 +27,13 @@ _SIZE_FACTOR = 2
 
 @contextmanager
 def training_pass(
-    posterior: Posterior, loader: Iterable[Any], *, progress: bool, forward: Forward | None, target: Target | None
+    posterior: Posterior,
+    loader: Iterable[Any],
+    *,
+    progress: bool,
+    forward: Forward | None,
+    target: Target | None,
+    saving: Saving = NOT_SAVED,
 ) -> Iterator[Iterable[Any]]:
     """The batches of a pass over the training data, which are remembered as trained on when they are read.
 
@@ -36,30 +43,42 @@ def training_pass(
         progress: Show a progress bar in the first process, on an interactive terminal.
         forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch.
         target: `target(batch)` returns the targets; None: by the form of the batch.
+        saving: Where the pass is saved, to resume it if it is killed.
     """
     check_batches(loader)
     is_first = posterior.process_group is None or posterior.process_group.is_first
-    with shown(read_batches(loader, forward, target), progress=progress and is_first) as batches:
+    file = saving.file(posterior, loader)
+    random = None if file is None else file.order.random
+    read = read_batches(loader, forward, target)
+    with (
+        nullcontext() if file is None else file.used(),
+        shown(read, progress=progress and is_first, random=random) as batches,
+    ):
         yield posterior._remembered(batches)
+    if file is not None:
+        file.remove()
 
 
 @contextmanager
-def shown(loader: Iterable[Any], *, progress: bool, what: str = "curvature") -> Iterator[Iterator[Any]]:
+def shown(
+    loader: Iterable[Any], *, progress: bool, what: str = "curvature", random: Tensor | None = None
+) -> Iterator[Iterator[Any]]:
     """The batches of a loader, read without advancing torch's global generator.
 
     Args:
         loader: The loader, which may know how many batches it has.
         progress: Show a progress bar, on an interactive terminal.
         what: What the pass finds.
+        random: State of torch's global generator to read them from; None: that of now.
     """
     if not progress:
-        yield read_quietly(loader)
+        yield read_quietly(loader, random)
         return
     with make_progress() as bar:
         task = bar.add_task(what, total=batch_count(loader), text="")
 
         def counted() -> Iterator[Any]:
-            for batch in read_quietly(loader):
+            for batch in read_quietly(loader, random):
                 yield batch
                 bar.advance(task)
 

@@ -19,6 +19,7 @@ from credo.core.likelihood import Categorical
 from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches
 from credo.core.posterior import Posterior, Terms
 from credo.core.support.validate import checked_count
+from credo.methods.pass_file import Saving
 from credo.training.batch_loss import (
     BatchCounts,
     BatchNll,
@@ -31,9 +32,10 @@ from credo.training.checkpoint_timer import CheckpointTimer
 from credo.training.epoch_batches import END, Loader, next_batch, remaining_batches, seeded_epoch
 from credo.training.hardware.devices import Placement, prepare_device
 from credo.training.hardware.precision import Precision, check_precision
+from credo.training.hooks import run_hook
 from credo.training.loader_checks import check_training
 from credo.training.plan import plan_training
-from credo.training.rank_zero import all_do, check_alike
+from credo.training.rank_zero import all_do, check_alike, several
 from credo.training.rows.given_back import GivenBack
 from credo.training.rows.seen_rows import SeenRows
 from credo.training.schedule import Plateau, Schedule, make_schedule
@@ -253,16 +255,25 @@ class _Training:
         return Terms(**means)  # type: ignore[arg-type]
 
     def run_hook(self, name: str, **options: Any) -> None:
-        """Call a method of every part of the posterior that passes over the training data; most parts have none.
+        """Call a method of every part of the posterior that passes over the training data.
 
         Args:
             name: `"end_epoch_"` or `"end_training_"`.
             options: Its arguments beside the loader.
         """
-        parts = [p for p in self.posterior.all_posteriors() if getattr(type(p), name) is not getattr(Posterior, name)]
-        for part in parts:
-            with seeded_epoch(self.loader, self.seed, self.progress.epoch, self.posterior.device):
-                getattr(part, name)(self.read_loader, **options)
+        stop = None if several(self.posterior.process_group) else self._stopped_in_pass
+        saving = Saving(self.checkpoints.path, self.timer.minutes, self.timer.every, stop)
+        seeds = (self.seed, self.progress.epoch)
+        run_hook(name, self.posterior, self.loader, self.read_loader, seeds=seeds, saving=saving, **options)
+
+    def _stopped_in_pass(self) -> TrainingStopped | None:
+        """What is raised in a pass, if training was asked to stop; the pass writes a file of its own."""
+        if self.timer.stop is None or not self.timer.stop():
+            return None
+        if self.progress.step:  # between two epochs
+            self.progress.seconds = self.seconds()
+            self.save()
+        return self._stopped()
 
     def _steps(self, scale: Schedule) -> None:
         posterior, progress, group = self.posterior, self.progress, self.posterior.process_group
@@ -355,6 +366,8 @@ class _Training:
     def _stopped(self) -> TrainingStopped:
         asked = self.timer.stop.signal if isinstance(self.timer.stop, StopRequest) else None
         where = f"after step {self.progress.step} of {len(self.loader)} of epoch {self.progress.epoch + 1}"
+        if not self.progress.step:
+            where = "in a pass over the data after the last epoch"
         saved = "nothing was saved, as no checkpoint= was given"
         if self.checkpoints.path is not None:
             saved = f"the state is in {self.checkpoints.path}, and the same call or command resumes from there"

@@ -15,6 +15,7 @@ from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, used
 from credo.core.posterior import Posterior, Terms
 from credo.core.saved.finite_state import listed, unsound, without_std
+from credo.core.support.loader_checks import generators_of
 from credo.core.support.user_warnings import warn
 from credo.methods.natural.point_estimate import current_names
 from credo.training.files.checkpoint import (
@@ -133,7 +134,7 @@ class Checkpoints:
         _raise_if(path, without_std(self.posterior))
         for part, watch in zip(self.posterior.all_posteriors(), state.get("watch", ()), strict=False):
             part._watch.load(watch)
-        for generator, saved in zip(_generators(self.loader), state["loader"], strict=False):
+        for generator, saved in zip(generators_of(self.loader), state["loader"], strict=False):
             generator.set_state(saved)
         progress = Progress(**state["progress"])
         if state["format"] == 1:  # counted epochs from 0
@@ -160,7 +161,7 @@ class Checkpoints:
 
     def begin_epoch(self) -> None:
         """Remember the loader's generators: to resume within this epoch, it is read again from its start."""
-        self._at_epoch = [generator.get_state() for generator in _generators(self.loader)]
+        self._at_epoch = [generator.get_state() for generator in generators_of(self.loader)]
 
     def save(self, progress: Progress) -> None:
         """Write a checkpoint; within an epoch, with the states of torch's global generators."""
@@ -232,10 +233,3 @@ def _settings(posterior: Posterior) -> dict[str, Any]:
         "network": {n: list(t.shape) for n, t in posterior.model.state_dict().items() if isinstance(t, Tensor)},
         "members": {str(index): _settings(part) for index, part in enumerate(members)},
     }
-
-
-def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a DataLoader and its samplers, which `seeded_epoch` does not seed."""
-    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
-    found = [getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None), inner)]
-    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]

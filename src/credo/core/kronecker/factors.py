@@ -159,7 +159,7 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
     groups, count, size = rows.shape
     total: float | Tensor = count
     if weights is None:
-        inner = _gram(rows)
+        inner = gram(rows)
     else:
         weights = weights.to(rows).repeat_interleave(count // max(1, len(weights)))
         inner, total = _moments(rows * weights.sqrt().unsqueeze(1)), weights.sum()
@@ -173,7 +173,7 @@ def _moments(rows: Tensor, *, bias: bool = False, weights: Tensor | None = None)
     return result
 
 
-def _gram(rows: Tensor) -> Tensor:
+def gram(rows: Tensor) -> Tensor:
     """RᵀR of each matrix R; of large ones only the blocks on and below the diagonal are multiplied out."""
     count, size = rows.shape[-2:]
     if size < _LARGE or count * size**2 < _LARGE_GRAM:

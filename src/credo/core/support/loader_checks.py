@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,20 +58,72 @@ def batch_count(batches: Any) -> int | None:
 _END = object()
 
 
-def read_quietly(batches: Iterable[Any]) -> Iterator[Any]:
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Generators of a DataLoader and of its samplers.
+
+    Args:
+        loader: Any loader; others have none.
+    """
+    inner = getattr(getattr(loader, "batch_sampler", None), "sampler", None)
+    found = [getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None), inner)]
+    return [generator for generator in dict.fromkeys(found) if isinstance(generator, torch.Generator)]
+
+
+@dataclass(frozen=True)
+class LoaderState:
+    """What decides the order of a loader's batches when it is iterated next.
+
+    Attributes:
+        random: State of torch's global generator.
+        generators: States of the loader's own.
+        epoch: The epoch that it counts by itself; None: it counts none.
+    """
+
+    random: Tensor
+    generators: list[Tensor]
+    epoch: int | None
+
+    @staticmethod
+    def of(loader: Any) -> LoaderState:
+        """That of a loader.
+
+        Args:
+            loader: The loader.
+        """
+        epoch = getattr(loader, "epoch", None) if callable(getattr(loader, "set_epoch", None)) else None
+        states = [generator.get_state() for generator in generators_of(loader)]
+        return LoaderState(torch.get_rng_state(), states, epoch if isinstance(epoch, int) else None)
+
+    def restore_(self, loader: Any) -> None:
+        """Let the loader give the batches of that time again, if it is read from the global state `random`.
+
+        Args:
+            loader: A loader like the one that it was taken of.
+        """
+        for generator, state in zip(generators_of(loader), self.generators, strict=False):
+            generator.set_state(state)
+        if self.epoch is not None:
+            loader.set_epoch(self.epoch)
+
+
+def read_quietly(batches: Iterable[Any], random: Tensor | None = None) -> Iterator[Any]:
     """Yield the batches without advancing torch's global generator.
 
     A DataLoader takes a seed from that generator whenever it is iterated. One that does not shuffle gets its own
     generator; for others the global state is swapped while they make a batch. A thread that uses the global generator
     at that moment would be disturbed: give such a loader a `generator`.
+
+    Args:
+        batches: The loader.
+        random: State of the global generator to read them from; None: that of now.
     """
-    if isinstance(batches, DataLoader) and isinstance(batches.sampler, SequentialSampler) and not batches.num_workers:
+    if random is None and isinstance(batches, DataLoader) and _is_in_order(batches):
         loader = copy.copy(batches)
         loader.generator = torch.Generator() if batches.generator is None else batches.generator
         yield from loader
         return
     source: Iterator[Any] | None = None
-    state = torch.get_rng_state()
+    state = torch.get_rng_state() if random is None else random
     while True:
         outside = torch.get_rng_state()
         torch.set_rng_state(state)
@@ -83,3 +136,7 @@ def read_quietly(batches: Iterable[Any]) -> Iterator[Any]:
         if batch is _END:
             return
         yield batch
+
+
+def _is_in_order(loader: DataLoader[Any]) -> bool:
+    return isinstance(loader.sampler, SequentialSampler) and not loader.num_workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any, TypeGuard
 
@@ -15,6 +15,7 @@ from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
+from credo.methods.pass_file import rest_of
 from credo.methods.training_pass import checked_pair
 
 
@@ -44,6 +45,10 @@ class Totals:
             self.squares += float((y - source.outputs).double().square().sum())
             self.residuals += y.numel()
 
+    def take_(self, values: Sequence[float]) -> None:
+        """Be those with these values."""
+        self.examples, self.log_likelihood, self.squares, self.residuals = values
+
     def scaled(self, factor: float) -> Totals:
         """The same sums, but for the number of examples, times a factor."""
         return Totals(self.examples, self.log_likelihood * factor, self.squares * factor, self.residuals * factor)
@@ -67,7 +72,16 @@ def pass_over(
     """
     sums, totals = structure.start(), Totals()
     device = structure.device
-    for index, batch in enumerate(batches):
+
+    def state() -> dict[str, Any]:
+        return {"sums": dict(sums), "totals": list(astuple(totals)), "labels": passes.generator.get_state()}
+
+    def resume(state: dict[str, Any]) -> None:
+        sums.update({name: tensor.to(device) for name, tensor in state["sums"].items()})
+        totals.take_(state["totals"])
+        passes.generator.set_state(state["labels"])
+
+    for index, batch in rest_of(batches, state, resume):
         with torch.no_grad():
             source = passes.source(*checked_pair(batch, device))
             structure.add_(sums, source)

@@ -142,6 +142,21 @@ class Search:
 
         return self._fixed_point(improved, torch.ones(len(groups), dtype=torch.double))
 
+    def over_spectrum(self, spectrum: Tensor, squares: float) -> Maximum:
+        """The best noise under one precision of weights that are more than the structure's, which is the best, too.
+
+        Args:
+            spectrum: Eigenvalues of their curvature at the residuals' variance.
+            squares: Σ (θ − μ₀)² of them.
+        """
+        counts = partial(_counts_by_spectrum, [spectrum.double().cpu()])
+
+        def improved(alpha: Tensor, temperature: float) -> tuple[Tensor, float]:
+            count = counts(alpha, temperature)
+            return (count / squares).nan_to_num(1.0, HIGHEST).clamp(LOWEST, HIGHEST), float(count.sum())
+
+        return self._fixed_point(improved, torch.ones(1, dtype=torch.double), counts_weights=True)
+
     def over_noise(self, precision: float | Tensor) -> Maximum:
         """The best noise under a prior of this precision, one number or a vector."""
         alpha = torch.ones(1, dtype=torch.double)
@@ -152,13 +167,20 @@ class Search:
 
         return self._fixed_point(improved, alpha)
 
-    def _fixed_point(self, improved: Callable[[Tensor, float], tuple[Tensor, float]], alpha: Tensor) -> Maximum:
+    def _fixed_point(
+        self,
+        improved: Callable[[Tensor, float], tuple[Tensor, float]],
+        alpha: Tensor,
+        *,
+        counts_weights: bool | None = None,
+    ) -> Maximum:
         """Iterate `improved(α, T)`, which gives γ/Σ(θ − μ₀)² and all γ; H ∝ 1/σ², so a noise acts as a temperature."""
+        counts = self.structure.counts_weights if counts_weights is None else counts_weights
         variance = None if self.residuals is None else self.residuals.variance
         for _ in range(_STEPS):
             scale = 1.0 if variance is None or self.residuals is None else variance / self.residuals.variance
             wanted, count = improved(alpha, self.temperature * scale)
-            new, noise = (alpha * wanted).sqrt(), self._noise(variance, count)
+            new, noise = (alpha * wanted).sqrt(), self._noise(variance, count if counts else 0.0)
             moved = float((new / alpha).log().abs().max())
             if variance is not None and noise is not None:
                 moved = max(moved, abs(math.log(noise / variance)))
@@ -170,7 +192,6 @@ class Search:
     def _noise(self, variance: float | None, count: float) -> float | None:
         if variance is None or self.residuals is None:
             return None
-        count = count if self.structure.counts_weights else 0.0
         left = max(self.residuals.count - self.temperature * count, 1e-3 * self.residuals.count)
         return math.sqrt(variance * max(self.residuals.squares / left, 1e-12))
 

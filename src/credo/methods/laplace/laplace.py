@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import astuple
 from itertools import chain
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,6 +33,7 @@ from credo.core.posterior import Terms
 from credo.core.prior import Prior, Value, one_prior
 from credo.core.support.validate import checked_count
 from credo.core.thread_safety import changes_weights, checked_once
+from credo.methods.laplace.all_weights import AllWeights
 from credo.methods.laplace.data_pass import Totals, has_one_noise, pass_over
 from credo.methods.laplace.evidence import Evidence
 from credo.methods.laplace.jacobians import jacobian_chunks
@@ -41,6 +43,7 @@ from credo.methods.laplace.prior_choice import PriorChoice
 from credo.methods.laplace.sources import Passes
 from credo.methods.laplace.structures import Diagonal, Structure
 from credo.methods.likelihood_fit import FIT_EXAMPLES, fit_likelihood_, restored_on_error, warn_if_unlike
+from credo.methods.pass_file import Saving
 from credo.methods.training_pass import first_rows, found_in_pass, training_pass, warn_of_data_size
 
 
@@ -112,6 +115,7 @@ class Laplace(PriorChoice):
         chosen = parameters_at(model, names)
         self.layout = Layout(chosen, least=torch.float32, known=all_names(model))
         self.last = find_last_layer(model, names)
+        self._fits_alone = {*names} >= {*random_names(model, "all")}
         device, rank = one_device(chosen), checked_count("rank", rank, what="eigenpairs")
         self.structure = make_structure(structure, model, self.layout, self.last, device, rank)
         self.register_buffer("totals", torch.zeros(4, dtype=torch.double, device=device))
@@ -223,6 +227,9 @@ class Laplace(PriorChoice):
         progress: bool = True,
         forward: Forward | None = None,
         target: Target | None = None,
+        checkpoint: Path | str | None = None,
+        checkpoint_minutes: float | None = 10.0,
+        checkpoint_every: int | None = None,
     ) -> Self:
         """Find the curvature around the network's weights as they are, and what the evidence chooses; returns itself.
 
@@ -232,8 +239,14 @@ class Laplace(PriorChoice):
             forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
+            checkpoint: A file for the sums so far: the same call resumes a pass that was killed, with the same result
+                bit for bit. It is removed at the end.
+            checkpoint_minutes: Minutes between two writes of it; None: none by time.
+            checkpoint_every: Also write it after every so many batches.
         """
-        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+        saving = Saving(checkpoint, checkpoint_minutes, checkpoint_every)
+        options: Any = {"progress": progress, "forward": forward, "target": target, "saving": saving}
+        with training_pass(self, loader, **options) as batches:
             fitted = None
             with restored_on_error(self.likelihood):
                 if self.likelihood.unlearned and not has_one_noise(self.likelihood):  # that, the evidence finds
@@ -274,18 +287,23 @@ class Laplace(PriorChoice):
     @checked_once
     def _find(self, batches: Iterable[Any]) -> None:
         stale = "its curvature is that of other weights"
-        with found_in_pass(self, batches, self._summed, stale=stale) as (sums, totals):
+        with found_in_pass(self, batches, self._summed, stale=stale) as (sums, totals, fitted):
             try:
                 self.structure.set_(sums, totals.examples, float(self.data_size))
                 found = astuple(totals.scaled(self.data_size / totals.examples))
                 self.totals.copy_(torch.tensor(found, dtype=torch.double))
-                self._maximise_evidence(self.prior_evidence.groups if self.chooses_prior else None)
+                if fitted is not None:
+                    self._find_noise(*fitted)
+                self._maximise_evidence(
+                    self.prior_evidence.groups if self.chooses_prior else None, noise=fitted is None
+                )
                 self._refresh()
             except BaseException:
                 self.totals.zero_()  # no curvature rather than half of one
                 raise
 
-    def _summed(self, batches: Iterable[Any]) -> tuple[dict[str, Tensor], Totals]:
+    def _summed(self, batches: Iterable[Any]) -> tuple[dict[str, Tensor], Totals, tuple[Tensor, float] | None]:
+        """Sums of the curvature and of all else; of all weights, if others were trained, what a noise depends on."""
         group = self.process_group
         seed = self.seed if group is None else group.seed_for(self.seed, self.steps)
         labels = torch.Generator(self.device).manual_seed(seed)
@@ -294,7 +312,12 @@ class Laplace(PriorChoice):
                 frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
             passes = Passes(frozen.model, self.layout, frozen.likelihood, self.curvature, self.last, labels)
-            return pass_over(self.structure, passes, batches, group)
+            if self._fits_alone or not (has_one_noise(self.likelihood) and self.likelihood.learn):
+                return *pass_over(self.structure, passes, batches, group), None
+            weights = AllWeights(frozen.model)
+            sums, totals = pass_over(self.structure, passes, weights.watch(batches), group)
+            spectrum = weights.spectrum(self.device, group)
+            return sums, totals, None if spectrum is None else (spectrum, weights.squares)
 
     def describe(self) -> Description:
         """Prior, temperature, and the numbers of the curvature's structure."""

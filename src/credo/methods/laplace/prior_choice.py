@@ -25,6 +25,8 @@ from credo.methods.laplace.structures import Diagonal, Structure
 
 # Times the residuals' standard deviation from which on a noise is not believed.
 _NOISE_FACTOR = 3.0
+# Times the residuals' standard deviation from which on so much was fitted that its estimate is rough.
+_FITTED_FACTOR = 2.0
 
 
 class PriorChoice(GradientPosterior, ABC):
@@ -35,6 +37,8 @@ class PriorChoice(GradientPosterior, ABC):
     prior_evidence: Evidence
     temperature: float
     prior: Gaussian | None
+    _fits_alone: bool
+    """Whether the random weights are all that training fitted: else a learned noise is that of all, found in a pass."""
     totals: Tensor
     """Examples of the pass; for `data_size` examples their log-likelihood, squared residuals, and how many of these."""
 
@@ -68,8 +72,8 @@ class PriorChoice(GradientPosterior, ABC):
 
         Args:
             groups: Weights that share a precision: `"one"`, `"layer"` or `"tensor"`; None: as in `evidence`.
-            by: `"evidence"`, which also finds a learned noise that all outputs share; or `"validation"`, which then
-                multiplies these precisions by the factor with the lowest `nll`.
+            by: `"evidence"`, which also finds a learned noise that all outputs share if all weights are random; or
+                `"validation"`, which then multiplies these precisions by the factor with the lowest `nll`.
             nll: With `by="validation"`, a function of this posterior: the negative log-likelihood of held-out data
                 under its predictions.
         """
@@ -79,7 +83,7 @@ class PriorChoice(GradientPosterior, ABC):
         if (nll is None) is (by == "validation"):
             raise ValueError("by='validation' needs nll=, a function of the posterior; by='evidence' takes none.")
         with self.guard.exclusive(self):
-            self._maximise_evidence(groups or self.prior_evidence.groups)
+            self._maximise_evidence(groups or self.prior_evidence.groups, noise=self._fits_alone)
             self._refresh()
         if nll is not None:
             self._minimise(nll)
@@ -104,9 +108,9 @@ class PriorChoice(GradientPosterior, ABC):
             self._take_prior(Gaussian(prior.mean, prior.std * factor**-0.5))
             self._refresh()
 
-    def _maximise_evidence(self, groups: str | None) -> None:
-        """Set the precisions of these groups (None: leave the prior), and the noise if it is learned."""
-        residuals = self._residuals()
+    def _maximise_evidence(self, groups: str | None, *, noise: bool) -> None:
+        """Set the precisions of these groups (None: leave the prior), and with `noise` the noise if it is learned."""
+        residuals = self._residuals() if noise else None
         search = Search(self.structure, self.temperature, residuals)
         if groups is not None:
             members = grouped(self.layout.names, groups)
@@ -114,11 +118,42 @@ class PriorChoice(GradientPosterior, ABC):
             self._set_precisions(dict(zip(members, found.precisions.tolist(), strict=True)))
         elif residuals is not None:
             found = search.over_noise(self.precision)
-        if residuals is not None and found.variance is not None and has_one_noise(self.likelihood):
-            self.likelihood.set_variance_(torch.tensor(found.variance))
-            self.structure.scale_(residuals.variance / found.variance)  # which is proportional to 1/σ²
-            self.totals[1] = residuals.log_likelihood(found.variance)
-            self._warn_of_noise(found.variance**0.5, float(self.totals[2] / self.totals[3]) ** 0.5)
+        if residuals is not None and found.variance is not None:
+            self._take_noise(residuals, found.variance)
+            self._warn_of_noise(found.variance**0.5, self._residual)
+
+    def _find_noise(self, spectrum: Tensor, squares: float) -> None:
+        """Set a learned noise by what all weights have fitted, where others than the random ones were trained.
+
+        Args:
+            spectrum: Eigenvalues of JᵀJ of an example, by all weights.
+            squares: Σ θ² of these.
+        """
+        residuals = self._residuals()
+        assert residuals is not None
+        search = Search(self.structure, self.temperature, residuals)
+        found = search.over_spectrum(spectrum * (self.data_size / residuals.variance), squares)
+        assert found.variance is not None
+        self._take_noise(residuals, found.variance)
+        noise, residual = found.variance**0.5, self._residual
+        if noise > _FITTED_FACTOR * residual:
+            warn(
+                f"The network has fitted much of the noise of its training rows: their residuals have a standard "
+                f"deviation of {residual:.3g}, and the evidence of all weights gives {noise:.3g}, which is used. "
+                "Intervals may still be too narrow: call credo.calibrate(posterior, held_out).",
+                PredictiveWarning,
+            )
+
+    def _take_noise(self, residuals: Residuals, variance: float) -> None:
+        assert has_one_noise(self.likelihood)
+        self.likelihood.set_variance_(torch.tensor(variance))
+        self.structure.scale_(residuals.variance / variance)  # which is proportional to 1/σ²
+        self.totals[1] = residuals.log_likelihood(variance)
+
+    @property
+    def _residual(self) -> float:
+        """Standard deviation of the residuals."""
+        return math.sqrt(self.totals[2] / self.totals[3])
 
     def _warn_of_noise(self, noise: float, residual: float) -> None:
         """Warn if the evidence explains by noise what is no noise: its curvature is too rough for these weights."""

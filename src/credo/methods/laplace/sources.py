@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from credo.core.errors import ExampleCountWarning, UnsupportedModelError
+from credo.core.kronecker.factors import gram
 from credo.core.kronecker.hooks import CurvaturePlan
 from credo.core.kronecker.layer_rules import KroneckerLayer
 from credo.core.likelihood import Categorical, Likelihood
@@ -182,7 +183,7 @@ class LastLayerSource(Source):
         """Σ φφᵀ and Σ Λ; arguments as in `Source.factors`."""
         inputs, outputs = layers[0].keys
         features = self.features.double()  # almost dependent, often
-        return {inputs: (features.T @ features)[None], outputs: self.curvature.total()[None]}
+        return {inputs: gram(features[None]), outputs: self.curvature.total()[None]}
 
     def rows(self) -> Iterator[Tensor]:
         """v ⊗ φ."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
@@ -32,6 +33,7 @@ from credo.methods.laplace.last_layer import LastLayer as OutputLayer
 from credo.methods.laplace.last_layer import find_last_layer
 from credo.methods.last_layer.conjugate import LayerPrior
 from credo.methods.last_layer.layer_posterior import ClassPosterior, ConjugatePosterior, LayerPosterior
+from credo.methods.pass_file import Saving
 from credo.methods.training_pass import checked_pair, found_in_pass, training_pass, warn_of_data_size
 
 
@@ -177,6 +179,9 @@ class LastLayer(GradientPosterior):
         progress: bool = True,
         forward: Forward | None = None,
         target: Target | None = None,
+        checkpoint: Path | str | None = None,
+        checkpoint_minutes: float | None = 10.0,
+        checkpoint_every: int | None = None,
     ) -> Self:
         """Find the posterior of the layer for the features as they are, and put its mean there; returns itself.
 
@@ -188,8 +193,14 @@ class LastLayer(GradientPosterior):
             forward: `forward(net, batch)` returns the network's outputs; None: by the form of the batch, as in
                 `credo.predict`.
             target: `target(batch)` returns the targets; None: by the form of the batch.
+            checkpoint: A file for the sums so far: the same call resumes a pass that was killed, with the same result
+                bit for bit. It is removed at the end.
+            checkpoint_minutes: Minutes between two writes of it; None: none by time.
+            checkpoint_every: Also write it after every so many batches.
         """
-        with training_pass(self, loader, progress=progress, forward=forward, target=target) as batches:
+        saving = Saving(checkpoint, checkpoint_minutes, checkpoint_every)
+        options: Any = {"progress": progress, "forward": forward, "target": target, "saving": saving}
+        with training_pass(self, loader, **options) as batches:
             self._find(batches)
         advice = "the posterior is that of these. Give fit() the training data, and data_size their number."
         warn_of_data_size(self, float(self.gaussian.rows), "the pass saw", advice)
@@ -229,7 +240,7 @@ class LastLayer(GradientPosterior):
             with torch.no_grad():  # copies that are no part of a graph
                 frozen = stack.enter_context(self.snapshot(training=False))
             stack.enter_context(nullcontext() if group is None else group.watched())
-            return self.gaussian.gathered((frozen._examples(i, batch) for i, batch in enumerate(batches)), group)
+            return self.gaussian.gathered(batches, frozen._examples, group)
 
     @torch.no_grad()
     def _examples(self, index: int, batch: Any) -> tuple[Tensor, Tensor]:

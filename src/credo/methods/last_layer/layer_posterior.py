@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -16,8 +16,10 @@ from credo.core.likelihood import MIN_STD, GaussianNoise, Likelihood
 from credo.methods.laplace.structures import ReplacedBuffers
 from credo.methods.last_layer.class_bound import ClassSolver
 from credo.methods.last_layer.conjugate import LayerPrior, LinearData, Regression, rotated
+from credo.methods.pass_file import rest_of
 
 Examples = tuple[Tensor, Tensor]
+Read = Callable[[int, Any], Examples]
 
 
 class LayerPosterior(ReplacedBuffers, ABC):
@@ -102,11 +104,12 @@ class LayerPosterior(ReplacedBuffers, ABC):
     # -- the data -----------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def gathered(self, parts: Iterable[Examples], group: ProcessGroup | None) -> Any:
+    def gathered(self, batches: Iterable[Any], read: Read, group: ProcessGroup | None) -> Any:
         """What the posterior depends on, of all batches of all processes.
 
         Args:
-            parts: Features [rows, features] and targets of each batch of this process.
+            batches: Those of this process.
+            read: `read(index, batch)` returns features [rows, features] and targets of one.
             group: The processes; None: this one.
         """
 
@@ -153,10 +156,19 @@ class ConjugatePosterior(LayerPosterior):
         self._add_buffer("cross", features, outputs)
         self._add_buffer("squares", outputs)
 
-    def gathered(self, parts: Iterable[Examples], group: ProcessGroup | None) -> LinearData:
-        """Sums over the batches (`parts`) of all processes of the `group`."""
+    def gathered(self, batches: Iterable[Any], read: Read, group: ProcessGroup | None) -> LinearData:
+        """Sums over all examples; arguments as in `LayerPosterior.gathered`."""
         total: LinearData | None = None
-        for features, targets in parts:
+
+        def state() -> dict[str, Any]:
+            return dict(vars(total))
+
+        def resume(state: dict[str, Any]) -> None:
+            nonlocal total
+            total = LinearData(**{name: tensor.to(self.gram.device) for name, tensor in state.items()})
+
+        for index, batch in rest_of(batches, state, resume):
+            features, targets = read(index, batch)
             own = LinearData.of(features, targets.reshape(len(features), -1).to(features.dtype))
             total = own if total is None else total + own
         if total is None:
@@ -222,12 +234,23 @@ class ClassPosterior(LayerPosterior):
         super().__init__(features, outputs, device)
         self._add_buffer("bound")
 
-    def gathered(self, parts: Iterable[Examples], group: ProcessGroup | None) -> Examples:
-        """All features and labels, of the batches (`parts`) of all processes of the `group`."""
-        own = list(parts)
+    def gathered(self, batches: Iterable[Any], read: Read, group: ProcessGroup | None) -> Examples:
+        """All features and labels; arguments as in `LayerPosterior.gathered`."""
+        own: list[Examples] = []
+
+        def joined() -> Examples:
+            features, labels = zip(*own, strict=True)
+            return torch.cat(features), torch.cat(labels)
+
+        def resume(state: dict[str, Any]) -> None:
+            features, labels = (tensor.to(self.gram.device) for tensor in state["examples"])
+            own.append((features, labels))
+
+        for index, batch in rest_of(batches, lambda: {"examples": joined()}, resume):
+            own.append(read(index, batch))
         if not own:
             raise CredoError("The loader gave no batch.")
-        features, labels = (torch.cat(each) for each in zip(*own, strict=True))
+        features, labels = joined()
         if group is None or group.world == 1:
             return features, labels
         # One process of each data group: the others have seen the same rows.

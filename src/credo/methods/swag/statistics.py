@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import split_batch
 from credo.core.network.substitute import Draw
 from credo.core.support.loader_checks import batch_count
+from credo.methods.pass_file import rest_of
 
 # Rows of the training data that the statistics of a draw are estimated from: more than the running average of training
 # spans (momentum 0.1 and batches of 128: about 2,400), and 32 draws cost no more than a few epochs.
@@ -74,8 +76,15 @@ class DrawStatistics(nn.Module):
         """
         self.seeds.copy_(torch.randint(2**62, (self.draws,), generator=torch.Generator().manual_seed(seed)))
         spaced: list[Any] = []
-        found = [statistics_of(model, _spaced_into(spaced, loader), weights(None, 0.0))]
-        found += [statistics_of(model, spaced, weights(number, 1.0)) for number in range(self.draws)]
+        found: list[dict[str, Tensor]] = []
+
+        def resume(state: dict[str, Any]) -> None:
+            found.extend({name: own[name].to(self.means.device) for name in own} for own in state["found"])
+            deque(_spaced_into(spaced, loader), maxlen=0)
+
+        for _, number in rest_of([None, *range(self.draws)], lambda: {"found": found}, resume):
+            batches = _spaced_into(spaced, loader) if number is None else spaced
+            found.append(statistics_of(model, batches, weights(number, float(number is not None))))
         means, variances = (torch.stack([layout.flatten(one) for one in found]) for layout in self.layouts.values())
         if process_group is not None:
             process_group.average_([means, variances])
