@@ -11,10 +11,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy import stats
 from typer.testing import CliRunner
 
+import credo
 from credo.cli.app import app
 from credo.data import load_dataset
+from credo.experiments.runs import Run
+from credo.experiments.units import network_inputs
 
 Call = Callable[..., Any]
 Refused = Callable[..., str]
@@ -168,6 +172,31 @@ def test_rows_of_numbers_have_intervals(call: Call, table_run: Path) -> None:
     (row,) = json.loads(call("predict", table_run, "new.csv", "--json").stdout)
     half = 1.6448536269514722 * row["total"]
     assert [row["q5"], row["q95"]] == pytest.approx([row["mean"] - half, row["mean"] + half])
+
+
+def test_intervals_of_rows_are_those_of_the_mixture_of_draws(call: Call) -> None:
+    """Printed and written quantiles, in the table's units, against the distribution function of the draws by hand."""
+    rng = np.random.default_rng(0)
+    a = rng.uniform(-2, 2, 60)
+    Path("values.csv").write_text("a,y\n" + "\n".join(f"{u:.5f},{1e3 + 50 * u:.4f}" for u in a) + "\n")
+    Path("new.csv").write_text("a\n9\n0.5\n")
+    settings = ("model.hidden=[8]", "method.name=bbb", "method.init=0.1", "method.lr=1e-6")
+    call("train", "values.csv", *settings, "training.epochs=1", "training.calibrate=false", "--run", "run")
+    rows = json.loads(call("predict", "run", "new.csv", "--json", "--draws", 6, "--output", "out.npz").stdout)
+    run = Run(Path("run"), device="cpu")
+    facts = run.facts()
+    x = network_inputs(torch.tensor([[9.0], [0.5]]), facts)
+    found = credo.predict(run.posterior(), x, draws=6)
+    scale, shift = facts["target_std"][0], facts["target_mean"][0]
+    means = scale * (found.mean.double() + found.offsets[:, :, 0].double()).numpy() + shift
+    stds = scale * found.aleatoric.double().numpy()
+    with np.load("out.npz") as arrays:
+        for name, level in (("q5", 0.05), ("q95", 0.95)):
+            ends = np.array([row[name] for row in rows])
+            np.testing.assert_allclose(stats.norm.cdf(ends[:, None], means, stds).mean(1), level, atol=1e-5)
+            np.testing.assert_array_equal(arrays[name], ends)
+    normal = [row["mean"] + 1.6448536 * row["total"] for row in rows]
+    assert abs(rows[0]["q95"] - normal[0]) > 1e-3 * rows[0]["total"]
 
 
 # -- likelihoods -------------------------------------------------------------------------------------------------------

@@ -97,6 +97,16 @@ def test_noise_and_doubt_of_a_regression() -> None:
     assert found.surprise.value == pytest.approx(1.0, rel=0.1)
 
 
+def test_coverage_is_that_of_the_mixture_of_draws() -> None:
+    """Draws that say −1 and 1 where half of the targets are each: the normal of the same moments misses both."""
+    generator = torch.Generator().manual_seed(0)
+    side = torch.sign(torch.rand(2000, 1, generator=generator) - 0.5)
+    y = side + 0.1 * torch.randn(2000, 1, generator=generator)
+    outputs = torch.tensor([-1.0, 1.0]).view(2, 1, 1).expand(2, 2000, 1)
+    found = dispersion(make_predictive([GaussianNoise(0.1)], outputs, y)).details["coverage"]
+    assert {level: found[level] for level in ("0.5", "0.8")} == pytest.approx({"0.5": 0.5, "0.8": 0.8}, abs=0.03)
+
+
 def test_several_targets_count_equally() -> None:
     y = torch.tensor([[1.0, 2.0], [1.0, 2.0]])
     found = dispersion(make_predictive([GaussianNoise(1.0)], torch.zeros(1, 2, 2), y))

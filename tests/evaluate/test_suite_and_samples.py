@@ -157,22 +157,25 @@ def test_numbers_go_into_json(
 
 
 def test_regression_numbers_are_those_of_the_functions(values: credo.RegressionPrediction) -> None:
-    mean, std, y = values.mean, values.total, values.targets
+    mean, y = values.mean, values.targets
     measured = credo.measure(values, intervals=False)
-    coverage = metrics.interval_coverage(mean, std, y)
-    assert measured.pop("interval_coverage") == {f"{level:g}": share for level, share in coverage.items()}
+    means, std = (mean.unsqueeze(1) + values.offsets).transpose(0, 1).double(), values.aleatoric.double()
+    pit = torch.special.ndtr((y - means) / std).mean(0)
+    coverage = {f"{level:g}": float(((2 * pit - 1).abs() <= level).double().mean()) for level in (0.5, 0.8, 0.9, 0.95)}
+    assert measured.pop("interval_coverage") == coverage
     assert measured == pytest.approx(
         {
             "rmse": metrics.rmse(mean, y),
             "nll": float(-values.log_likelihood.double().mean()),
-            "crps": metrics.crps_gaussian(mean, std, y),
-            "miscalibration_area": metrics.miscalibration_area(torch.special.ndtr(((y - mean) / std).double())),
+            "crps": metrics.crps_mixture(means, std.expand_as(means), y.double()),
+            "miscalibration_area": metrics.miscalibration_area(pit),
             "mean_aleatoric": values.aleatoric.mean().item(),
             "mean_epistemic": values.epistemic.mean().item(),
             "mean_draws": 20.0,
         },
-        rel=1e-12,
+        rel=1e-6,
     )
+    assert measured["nll"] == pytest.approx(metrics.mixture_nll(means, std.expand_as(means), y.double()), rel=1e-5)
 
 
 def test_regression_intervals_hold_the_value(values: credo.RegressionPrediction) -> None:
@@ -186,9 +189,12 @@ def test_regression_intervals_hold_the_value(values: credo.RegressionPrediction)
 def test_targets_of_one_and_of_several_numbers(shape: tuple[int, ...], values: credo.RegressionPrediction) -> None:
     fields = {name: getattr(values, name).reshape(shape) for name in ("mean", "aleatoric", "epistemic", "targets")}
     likelihood = values.log_likelihood.reshape(shape).reshape(shape[0], -1).sum(-1)
+    assert values.offsets is not None
+    fields["offsets"] = values.offsets.reshape(*shape, 20).movedim(-1, 1)
     other = replace(values, draws_used=values.draws_used[: shape[0]], log_likelihood=likelihood, **fields)
     measured = credo.measure(other)
     assert measured["rmse"] == pytest.approx(metrics.rmse(values.mean, values.targets), rel=1e-12)
+    assert measured["crps"] == pytest.approx(credo.measure(values, intervals=False)["crps"], rel=1e-9)
     assert measured["intervals"]["rmse"][0] < measured["rmse"] < measured["intervals"]["rmse"][1]
 
 

@@ -264,6 +264,17 @@ def gaussian(n: int = 4000, scale: float = 1.0) -> RegressionPrediction:
     return RegressionPrediction(torch.full((n,), 8), targets, torch.zeros(n), mean, 0.6 * std, 0.8 * std)
 
 
+def test_the_band_of_a_curve_is_the_interval_of_the_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = gaussian(n=30)
+    prediction = replace(plain, offsets=torch.tensor([-0.9, 0.1, 0.8]).view(1, 3, 1) * plain.epistemic.unsqueeze(1))
+    inputs, bands = torch.arange(30.0).unsqueeze(1), []
+    x, y = values.curve_axes(inputs, {"one": prediction})
+    monkeypatch.setattr(values, "band", lambda edges, style: bands.append(edges) or "")
+    values.curve_plot(inputs, prediction, x, y, "one", 0)
+    for side, end in zip((1, 2), prediction.interval(0.95), strict=True):
+        assert [edge[side] for edge in bands[0]] == pytest.approx([y.position(v) for v in end.flatten().tolist()])
+
+
 @pytest.mark.parametrize("scale", [1.0, 2.0])
 def test_coverage_of_gaussian_targets(scale: float) -> None:
     """A central interval of level p holds 2Φ(z_p / scale) − 1 of targets that are `scale` times as spread.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from sklearn.base import clone
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.linear_model import BayesianRidge
@@ -82,12 +83,27 @@ def test_standard_deviation_is_of_noise_and_weights_together() -> None:
     np.testing.assert_allclose(doubt.total**2, doubt.aleatoric**2 + doubt.epistemic**2)
     near, far = regressor.uncertainty(np.zeros((1, 3))).epistemic, regressor.uncertainty(np.full((1, 3), 6.0)).epistemic
     assert far.item() > 3 * near.item()
-    low, high = regressor.predict_interval(X, coverage=0.8)
-    np.testing.assert_allclose(high - low, 2 * NormalDist().inv_cdf(0.9) * std)
-    np.testing.assert_allclose((high + low) / 2, regressor.predict(X))
     for wrong in (0.0, 1.0, 90):
         with pytest.raises(ValueError, match="must lie between 0 and 1"):
             regressor.predict_interval(X, coverage=wrong)
+
+
+def test_intervals_are_those_of_the_mixture_of_draws() -> None:
+    """In the units of y, of networks that differ by much; of one network, of its normal distribution."""
+    far = 4 * X[:20]
+    regressor = quick(method_options={"init": 0.3}, epochs=1, draws=6).fit(X, 1000 * Y - 7)
+    means = regressor._values(far)
+    each = (means.mean + means.offsets[:, :, 0]).numpy()  # [rows, draws]: the mean of every draw
+    np.testing.assert_allclose(each.mean(1), regressor.predict(far), rtol=1e-5)
+    np.testing.assert_allclose(each.std(1), regressor.uncertainty(far).epistemic, rtol=1e-4)
+    noise = regressor.uncertainty(far).aleatoric[:, None]
+    for end, level in zip(regressor.predict_interval(far, coverage=0.8), (0.1, 0.9), strict=True):
+        np.testing.assert_allclose(stats.norm.cdf(end[:, None], each, noise).mean(1), level, atol=1e-6)
+    alone = quick(method="map").fit(X, Y)
+    low, high = alone.predict_interval(X, coverage=0.8)
+    mean, std = alone.predict(X, return_std=True)
+    np.testing.assert_allclose(high - low, 2 * NormalDist().inv_cdf(0.9) * std)
+    np.testing.assert_allclose((high + low) / 2, mean)
 
 
 def test_intervals_are_those_of_a_recalibration() -> None:

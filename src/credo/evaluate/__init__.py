@@ -41,6 +41,8 @@ from credo.evaluate.other_targets import concordance, mean_iou
 from credo.evaluate.regression import (
     crps_gaussian,
     crps_gaussian_each,
+    crps_mixture,
+    crps_mixture_each,
     crps_samples,
     crps_samples_each,
     gaussian_nll,
@@ -94,6 +96,8 @@ __all__ = [
     "correct",
     "crps_gaussian",
     "crps_gaussian_each",
+    "crps_mixture",
+    "crps_mixture_each",
     "crps_samples",
     "crps_samples_each",
     "debiased_ece",

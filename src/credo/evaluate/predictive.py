@@ -1,12 +1,9 @@
-"""Scores of a regression's predictive distribution: normal, the likelihood's own, or recalibrated."""
+"""Scores of a regression's predictive distribution: the mixture of draws, or what has taken its place."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
-from credo.evaluate.regression import crps_gaussian_each, interval_coverage
 from credo.predict import DistributionPrediction, RegressionPrediction
 
 
@@ -27,24 +24,5 @@ def coverage_of(
             low, high = prediction.interval(level)
             found[level] = float(((low <= values) & (values <= high)).double().mean())
         return found
-    if prediction.residuals is None:
-        return interval_coverage(prediction.mean, prediction.total, prediction.targets, levels)
-    off_centre = (2 * prediction.cdf(prediction.targets) - 1).abs()
+    off_centre = (2 * prediction.pit() - 1).abs()  # between the ends where they are between their levels
     return {level: float((off_centre <= level).double().mean()) for level in levels}
-
-
-def crps_of(prediction: RegressionPrediction) -> Tensor:
-    """The continuous ranked probability score of each row, the mean over its outputs.
-
-    Args:
-        prediction: With targets.
-    """
-    assert prediction.targets is not None
-    if isinstance(prediction, DistributionPrediction):
-        return prediction.crps()
-    made, rows = prediction.residuals, len(prediction)
-    if made is None:
-        return crps_gaussian_each(prediction.mean, prediction.total, prediction.targets)
-    total = prediction.total.double().reshape(rows, -1) / made.std
-    residuals = (prediction.targets - prediction.mean).double().reshape(rows, -1) / total + made.mean
-    return (total * made.crps(residuals)).mean(1)

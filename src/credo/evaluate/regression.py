@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from credo.evaluate.checks import check_values, mean_of
+from credo.predict.kinds.target_distribution import NormalMixture
 
 
 def rmse(mean: Tensor, y: Tensor) -> float:
@@ -81,6 +82,28 @@ def crps_gaussian_each(mean: Tensor, std: Tensor | float, y: Tensor) -> Tensor:
     density = (-z.square() / 2).exp() / math.sqrt(2 * math.pi)
     # 2Φ(z) − 1 as erf, which keeps its digits near zero.
     return _per_example(std * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi)))
+
+
+def crps_mixture(means: Tensor, stds: Tensor | float, y: Tensor) -> float:
+    """Mean continuous ranked probability score of the equal mixture of the draws' Gaussians, in closed form.
+
+    With A(m, v) the mean of |Z| for Z ~ N(m, v): the mean of A(meanₛ − y, stdₛ²) over draws less half that of
+    A(meanₛ − meanₜ, stdₛ² + stdₜ²) over pairs (Grimit et al. 2006). Each output is scored by its own marginal mixture.
+
+    Args:
+        means: Means of each draw, [draws, batch, ...].
+        stds: Standard deviations of each draw, or one for all.
+        y: Targets [batch, ...].
+    """
+    return mean_of(crps_mixture_each(means, stds, y))
+
+
+def crps_mixture_each(means: Tensor, stds: Tensor | float, y: Tensor) -> Tensor:
+    """`crps_mixture` of each example, from `means`, `stds` and targets `y`."""
+    means, y = _check_pair(means, y, draws=True)
+    stds, centre = _check_std(stds, means), means.mean(0)
+    mixture = NormalMixture(centre, (means - centre).transpose(0, 1), stds.transpose(0, 1))
+    return _per_example(mixture.crps(y))
 
 
 def crps_samples(samples: Tensor, y: Tensor) -> float:

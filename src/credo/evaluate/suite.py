@@ -14,7 +14,7 @@ from credo.evaluate.detection import misclassification_auroc, ood_detection, ood
 from credo.evaluate.guarantees.metrics import interval_metrics, risk_metrics, set_metrics
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
 from credo.evaluate.other_targets import concordance, counted, label_metrics, position_metrics, quantile_metrics
-from credo.evaluate.predictive import coverage_of, crps_of
+from credo.evaluate.predictive import coverage_of
 from credo.evaluate.regression import miscalibration_area, rmse
 from credo.evaluate.selective import augrc, aurc, retained_accuracy
 from credo.evaluate.smooth_calibration import debiased_ece, smooth_ece
@@ -161,7 +161,7 @@ def _values(prediction: RegressionPrediction, intervals: bool) -> dict[str, Any]
         return {**quick, "mean_draws": float(prediction.draws_used.float().mean()), "intervals": intervals_of}
     metrics: dict[str, Any] = {
         **quick,
-        "crps": float(crps_of(prediction).mean()),
+        "crps": float(prediction.crps().mean()),
         "interval_coverage": {f"{k:g}": v for k, v in coverage_of(prediction).items()},
         "miscalibration_area": miscalibration_area(prediction.pit()),
         "mean_aleatoric": float(prediction.aleatoric.mean()),

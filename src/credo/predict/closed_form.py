@@ -225,13 +225,17 @@ class GaussianForm(ClosedForm):
         """Predict `x` with targets `y`; nothing is `drawn`."""
         scale = self.calibration.std_factor
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        normals: list[tuple[Tensor, Tensor]] = []
         densities: list[Tensor] = []
         for values, targets in self.pieces(x, y):
             spread = values.spread if values.spread.dim() == 3 else values.spread.diagonal(dim1=-2, dim2=-1)
             parts.append(self.averaged(FunctionValues(values.mean, spread)))
+            if len(values.mean) > 1:  # of one part the averages say it
+                normals.append(self._normals(FunctionValues(values.mean, spread)))
             if targets is not None:
                 densities.append(self.log_likelihood(values, targets, scale).cpu())
         mean, noise, epistemic = (torch.cat(each).to(self.dtype).cpu() for each in zip(*parts, strict=True))
+        offsets, stds = (torch.cat(each).cpu() for each in zip(*normals, strict=True)) if normals else (None, None)
         return RegressionPrediction(
             draws_used=torch.zeros(len(x), dtype=torch.long),
             targets=None if y is None else y.cpu(),
@@ -239,7 +243,16 @@ class GaussianForm(ClosedForm):
             mean=mean,
             aleatoric=noise,
             epistemic=epistemic,
+            offsets=None if offsets is None else (offsets - mean.unsqueeze(1)).to(self.dtype),
+            stds=None if stds is None else stds.to(self.dtype),
         )
+
+    def _normals(self, values: FunctionValues) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of a target for each part, [rows, parts, *shape]; `values` as in `averaged`."""
+        pairs = self._noise(values, self.calibration.std_factor)
+        mean, noise = (torch.stack([pair[side] for pair in pairs], 1) for side in (0, 1))
+        variance = values.spread.transpose(0, 1).reshape(mean.shape).clamp_min(0)
+        return mean, (variance + noise.square()).sqrt()
 
     def averaged(self, values: FunctionValues) -> tuple[Tensor, Tensor, Tensor]:
         """Means of the targets, and standard deviations of their noise and of the means, [rows, *shape].

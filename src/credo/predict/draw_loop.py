@@ -182,6 +182,7 @@ def averaged(
     single: bool = False,
     agreed: Callable[[Tensor], Tensor] | None = None,
     look: Callable[[Tensor], None] | None = None,
+    keep_draws: bool = True,
 ) -> Prediction:
     """The prediction of a batch: sums over draws, by chunks; with a tolerance, later chunks are of few rows.
 
@@ -197,12 +198,13 @@ def averaged(
         single: Whether there is one network only, and no further draw.
         agreed: Gives the rows that all processes go on with, where several divide the draws.
         look: Called with the outputs of the first draws.
+        keep_draws: As in `make_moments`.
     """
     done = min(chunk, draws)
     outputs = loop.outputs(x, done)
     if look is not None:
         look(outputs)
-    moments = make_moments(likelihoods, outputs, y, single=single, calibration=calibration)
+    moments = make_moments(likelihoods, outputs, y, single=single, calibration=calibration, keep_draws=keep_draws)
     count_all, rows = outputs.shape[1], torch.arange(outputs.shape[1], device=outputs.device)
     while done < draws:
         if tolerance is not None:
@@ -224,6 +226,7 @@ def make_moments(
     *,
     single: bool = False,
     calibration: Calibration | None = None,
+    keep_draws: bool = True,
 ) -> Moments:
     """Start the sums that belong to a likelihood.
 
@@ -233,6 +236,7 @@ def make_moments(
         targets: Targets of the batch, if there are any.
         single: Whether there is one network only, and no further draw.
         calibration: Its temperature or factor on the noise is applied to each draw.
+        keep_draws: Whether predictions of values and counts have what each draw says of a row.
     """
     first, chosen = likelihoods[0], calibration or _UNCALIBRATED
     if isinstance(first, ClassLikelihood):
@@ -240,9 +244,9 @@ def make_moments(
             return DenseMoments(first, outputs, targets, chosen.temperature)
         return (OneClassDraw if single else ClassMoments)(first, outputs, targets, chosen.temperature)
     if isinstance(first, GaussianNoise):
-        return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor)
+        return RegressionMoments(gaussian_likelihoods(likelihoods), outputs, targets, chosen.std_factor, keep_draws)
     if isinstance(first, DistributionLikelihood):
-        return DistributionMoments(likelihoods, outputs, targets)
+        return DistributionMoments(likelihoods, outputs, targets, keep_draws)
     if isinstance(first, MultiLabel):
         known = None if targets is None else first.known(targets)
         return LabelMoments(outputs, targets, chosen.temperature, known)

@@ -1,4 +1,4 @@
-"""Running sums over draws, so that memory never grows with draws × data."""
+"""Running sums over draws; of values also the mean of each draw, which the distribution of targets comes from."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class OneClassDraw(Moments):
 
 
 class RegressionMoments(Moments):
-    """Sums of means, of their squares, and of noise variances.
+    """Sums of means, of their squares, and of noise variances, and the mean of each draw.
 
     In float64: squares of a noise below 1e-19 or above 1e19 are 0 or infinite in float32. So are log-densities under a
     narrow noise, which stay in float64.
@@ -184,6 +184,7 @@ class RegressionMoments(Moments):
         outputs: Of the first draws, [draws, batch, …].
         targets: Targets, if there are any.
         std_factor: Factor on the noise's standard deviation.
+        keep_draws: Whether the result has the mean of each draw, and its noise where that is not the same for all.
     """
 
     def __init__(
@@ -192,9 +193,15 @@ class RegressionMoments(Moments):
         outputs: Tensor,
         targets: Tensor | None,
         std_factor: float = 1.0,
+        keep_draws: bool = True,
     ) -> None:
         self.likelihoods, self.targets, self.dtype = likelihoods, targets, outputs.dtype
-        self.draws, self.std_factor = 0, std_factor
+        self.draws, self.std_factor, self.keep_draws = 0, std_factor, keep_draws
+        first = likelihoods[0]
+        self.one_noise = not first.heteroscedastic and all(
+            not one.heteroscedastic and torch.equal(one.noise_rho, first.noise_rho) for one in likelihoods
+        )
+        self.kept: list[tuple[Tensor | slice, Tensor, Tensor]] = []  # rows, means less the origin, standard deviations
         mean, std = self._moments(outputs)
         check_targets(targets, mean)
         self.count = outputs.new_zeros(outputs.shape[1], dtype=torch.long)
@@ -214,6 +221,8 @@ class RegressionMoments(Moments):
         self.total[rows] += shifted.sum(0)
         self.squares[rows] += shifted.square().sum(0)
         self.noise[rows] += std.square().sum(0)
+        if self.keep_draws:
+            self.kept.append((rows, shifted.to(self.dtype), std[:0] if self.one_noise else std.to(self.dtype)))
         if self.targets is not None:
             y = self.targets[rows].to(mean.dtype)
             # Unchecked: values that are not finite shall reach the result, where the metrics name them.
@@ -232,14 +241,40 @@ class RegressionMoments(Moments):
         """Mean, and standard deviations of noise and of means."""
         n = self._broadcast_count()
         likelihood = None if self.targets is None else (self.log_total - self.count.log()).cpu()
+        mean = self._stored(self.origin + self.total / n)
+        offsets, stds = self._each_draw(mean)
         return RegressionPrediction(
             draws_used=self.count.cpu(),
             targets=None if self.targets is None else self.targets.cpu(),
             log_likelihood=likelihood,
-            mean=self._stored(self.origin + self.total / n),
+            mean=mean,
             aleatoric=self._stored((self.noise / n).sqrt()),
             epistemic=self._stored(self._spread().sqrt()),
+            offsets=offsets,
+            stds=stds,
         )
+
+    def _each_draw(self, mean: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Means of the draws less `mean`, and noises, [rows, draws, …]; None where the moments say them."""
+        if self.draws == 1:
+            return None, None
+        empty = mean.new_empty(len(mean), 0, *mean.shape[1:])
+        if not self.keep_draws:
+            return empty, None
+        shift = mean.to(self.origin) - self.origin  # of the rounded mean
+        offsets = self._by_row([(rows, means) for rows, means, _ in self.kept]) - shift.unsqueeze(1).to(self.dtype)
+        return offsets.cpu(), None if self.one_noise else self._by_row(
+            [(rows, stds) for rows, _, stds in self.kept]
+        ).cpu()
+
+    def _by_row(self, kept: list[tuple[Tensor | slice, Tensor]]) -> Tensor:
+        """[rows, draws, …], NaN where a row has fewer draws."""
+        found = kept[0][1].new_full((len(self.count), self.draws, *self.origin.shape[1:]), torch.nan)
+        done = 0
+        for rows, values in kept:
+            found[rows, done : done + len(values)] = values.transpose(0, 1)
+            done += len(values)
+        return found
 
     def _stored(self, value: Tensor) -> Tensor:
         return value.to(self.dtype).cpu()

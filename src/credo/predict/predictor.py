@@ -20,10 +20,11 @@ from credo.core.sampling import noise_scaled, warn_if_unfitted
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import make_moments, run_draws
+from credo.predict.kinds.conformal import conformed, warn_of_other_predictions
 from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
+from credo.predict.result import ClassPrediction, Prediction, concatenate
 from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, checked_predictive, predict
 
 WAYS = ("auto", "loop", "vmap")

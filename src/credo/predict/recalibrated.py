@@ -62,7 +62,10 @@ def _divided(total: Tensor, aleatoric: Tensor, epistemic: Tensor) -> tuple[Tenso
 
 
 def _values(prediction: RegressionPrediction, made: ResidualMap) -> RegressionPrediction:
-    """Mean and standard deviations are those of the new distribution; outputs are independent of one another in it."""
+    """Mean and standard deviations are those of the new distribution; outputs are independent of one another in it.
+
+    It takes the place of the mixture of draws: without `residuals` it is normal.
+    """
     mean, total, shape = prediction.mean.double(), prediction.total.double(), prediction.mean.shape[1:]
     if shape.numel() != len(made.scale):
         raise ValueError(f"the map of residuals is for {len(made.scale)} outputs, not {shape.numel()}")
@@ -78,4 +81,6 @@ def _values(prediction: RegressionPrediction, made: ResidualMap) -> RegressionPr
         aleatoric=(prediction.aleatoric * factor).to(prediction.aleatoric),
         epistemic=(prediction.epistemic * factor).to(prediction.epistemic),
         residuals=None if made.is_normal else made,
+        offsets=None,
+        stds=None,
     )

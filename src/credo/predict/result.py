@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import reduce
-from statistics import NormalDist
 from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from credo.core.errors import PredictiveWarning, unknown
-from credo.core.held_out.conformal import Conformal, ConformalIntervals, ConformalSets
-from credo.core.held_out.risk_sets import RiskControlledSets
-from credo.core.held_out.value_map import ResidualMap, normal_cdf
-from credo.core.support.user_warnings import warn
+from credo.core.errors import unknown
+from credo.core.held_out.value_map import ResidualMap
+from credo.predict.kinds.target_distribution import NormalMixture, Recalibrated, TargetDistribution
 
 P = TypeVar("P", bound="Prediction")
 DECOMPOSITIONS = ("entropy", "covariance", "entropy-deviation")
@@ -170,7 +167,12 @@ class ClassPrediction(Prediction):
 class RegressionPrediction(Prediction):
     """Predictive mean and standard deviations, each [n, outputs]; total² = aleatoric² + epistemic².
 
-    `residuals` is the distribution of the residuals if `credo.recalibrate` has found that they are not normal.
+    `epistemic` is the population standard deviation of the draws' means, their mean square deviation with 1/S.
+    The distribution of a new target, which `cdf`, `quantile`, `interval`, `pit` and `crps` are of, is the mixture of
+    the draws' normals: `offsets` [n, draws, outputs] are their means less `mean`, NaN beyond `draws_used`, and `stds`
+    their standard deviations, None where all of a row are its `aleatoric`. Without `offsets` it is normal itself, as
+    that of one draw or of a closed form is. `residuals` take its place if `credo.recalibrate` has found how they are
+    distributed.
     `lower` and `upper` are the ends of the intervals of `posterior.conformal`, None without it.
     """
 
@@ -182,6 +184,8 @@ class RegressionPrediction(Prediction):
     residuals: ResidualMap | None = None
     lower: Tensor | None = None
     upper: Tensor | None = None
+    offsets: Tensor | None = None
+    stds: Tensor | None = None
 
     def _columns(self, count: int) -> dict[str, list[str]]:
         cells = {
@@ -210,20 +214,12 @@ class RegressionPrediction(Prediction):
         return False
 
     def quantile(self, level: float) -> Tensor:
-        """The value [n, outputs] that a new target is below with probability `level`.
-
-        From a Gaussian with the predictive mean and standard deviation, an approximation of the mixture of draws, or
-        from the recalibrated distribution.
+        """The smallest value [n, outputs] that a new target is at most with probability `level`.
 
         Args:
             level: Between 0 and 1.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
-        if self.residuals is None:
-            return self.mean + self.total * NormalDist().inv_cdf(level)
-        standard = (self.residuals.quantile(level) - self.residuals.mean) / self.residuals.std
-        return self.mean + self.total * standard.reshape(self.mean.shape[1:]).to(self.mean)
+        return self.distribution().quantile(checked_level(level)).to(self.mean.dtype)
 
     def pit(self, seed: int = 0) -> Tensor:
         """The probability integral transform of the targets: their `cdf`, uniform if they follow the prediction.
@@ -231,9 +227,7 @@ class RegressionPrediction(Prediction):
         Args:
             seed: Of the random numbers that counts need; not used here.
         """
-        if self.targets is None:
-            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
-        return self.cdf(self.targets)
+        return self.cdf(self._values())
 
     def interval(self, level: float = 0.9) -> tuple[Tensor, Tensor]:
         """Lower and upper ends [n, outputs] of the central interval that holds a new target with probability `level`.
@@ -241,21 +235,57 @@ class RegressionPrediction(Prediction):
         Args:
             level: Between 0 and 1.
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
+        level = checked_level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def cdf(self, y: Tensor) -> Tensor:
-        """The probability [n, outputs] of a target below `y`: uniform for targets that follow the prediction (PIT).
+        """The probability [n, outputs] of a target of at most `y`: uniform for targets that follow the prediction.
 
         Args:
             y: One value for each entry of the mean.
         """
-        z = ((y - self.mean) / self.total).double()
-        if self.residuals is None:
-            return normal_cdf(z)
-        made, rows = self.residuals, len(self.mean)
-        return made.cdf(z.reshape(rows, -1) * made.std + made.mean).reshape(self.mean.shape)
+        if y.shape != self.mean.shape:
+            raise ValueError(f"y has shape {list(y.shape)}, the mean {list(self.mean.shape)}: they must be equal.")
+        return self.distribution().cdf(y)
+
+    def crps(self) -> Tensor:
+        """Continuous ranked probability score ∫ (F − 1{· ≥ y})² of each row, the mean over its outputs.
+
+        In closed form of normals and recalibrated residuals, else by quadrature; of counts by the sum.
+        """
+        found = self.distribution().crps(self._values())
+        return found.reshape(len(found), -1).mean(1)
+
+    def distribution(self) -> TargetDistribution:
+        """The distribution of a new target, an object with `cdf(y)`, `quantile(level)` and `crps(y)` of each entry."""
+        if self.residuals is not None:
+            return Recalibrated(self.mean, self.total, self.residuals)
+        if self.offsets is None:
+            return NormalMixture(self.mean, torch.zeros_like(self.mean).unsqueeze(1), self.total.unsqueeze(1))
+        check_kept(self.offsets)
+        return NormalMixture(self.mean, self.offsets, self.aleatoric.unsqueeze(1) if self.stds is None else self.stds)
+
+    def _values(self) -> Tensor:
+        """The targets, of which there must be some."""
+        if self.targets is None:
+            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
+        return self.targets
+
+
+def checked_level(level: float) -> float:
+    """The same level; raises ValueError unless it lies between 0 and 1."""
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
+    return level
+
+
+def check_kept(draws: Tensor) -> None:
+    """Raise ValueError if what the draws [n, draws, …] say of each row was dropped."""
+    if not draws.shape[1]:
+        raise ValueError(
+            "The draws were not kept, so there is no distribution of the targets, nor quantiles, intervals and CRPS: "
+            "predict with keep_draws=True."
+        )
 
 
 def set_cells(sets: Tensor) -> list[str]:
@@ -283,8 +313,8 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
         mean: Mean of the targets; float64 if they lie far from zero, and then the result is float64, too.
         std: Standard deviation of the targets.
     """
-    targets, density, lower, upper = (
-        getattr(prediction, name) for name in ("targets", "log_likelihood", "lower", "upper")
+    targets, density, lower, upper, offsets, stds = (
+        getattr(prediction, name) for name in ("targets", "log_likelihood", "lower", "upper", "offsets", "stds")
     )
     return replace(
         prediction,
@@ -295,66 +325,9 @@ def rescaled(prediction: RegressionPrediction, mean: Tensor, std: Tensor) -> Reg
         epistemic=prediction.epistemic * std,
         lower=None if lower is None else lower * std + mean,
         upper=None if upper is None else upper * std + mean,
+        offsets=None if offsets is None else (offsets * std).to(offsets.dtype),
+        stds=None if stds is None else (stds * std).to(stds.dtype),
     )
-
-
-def conformed(prediction: P, found: Conformal | None) -> P:
-    """Add conformal sets or intervals, if there are any.
-
-    Args:
-        prediction: Of all rows.
-        found: The posterior's `conformal`.
-    """
-    if found is None:
-        return prediction
-    changes: dict[str, Any]
-    of_labels = isinstance(found, RiskControlledSets) and hasattr(prediction, "sets")
-    if of_labels or (isinstance(found, ConformalSets) and isinstance(prediction, ClassPrediction)):
-        assert not isinstance(found, ConformalIntervals)
-        changes = {"sets": found.sets(prediction)}
-    elif isinstance(found, ConformalIntervals) and isinstance(prediction, RegressionPrediction):
-        ends = found.intervals(prediction)
-        changes = dict(zip(("lower", "upper"), whole(*ends) if prediction.is_discrete else ends, strict=True))
-    else:
-        given = type(prediction).__name__
-        raise TypeError(f"posterior.conformal has {type(found).__name__}, its predictions are {given}.")
-    return replace(prediction, **changes)
-
-
-def whole(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest count in each interval; of one without any, the count that is nearest to it.
-
-    Args:
-        lower: Lower ends.
-        upper: Upper ends.
-    """
-    first, last = lower.ceil().clamp_min(0), upper.floor()
-    nearest = (0.5 * (lower + upper)).round().clamp_min(0)
-    return torch.where(first > last, nearest, first), torch.where(first > last, nearest, last)
-
-
-def warn_of_other_predictions(
-    found: Conformal | None, meant: Callable[[str | None, int], str | None], **way: Any
-) -> None:
-    """Warn if the conformal thresholds were chosen for predictions of another kind, whose coverage is not theirs.
-
-    Args:
-        found: The posterior's `conformal`.
-        meant: Gives the link that is meant by one that may be None, with this number of outputs.
-        way: As in `Conformal.differences`.
-    """
-    if found is None:
-        return
-    if way["predictive"] == found.predictive == "linear":
-        outputs = found.classes if isinstance(found, ConformalSets) else found.outputs
-        found, way = replace(found, link=meant(found.link, outputs)), {**way, "link": meant(way["link"], outputs)}
-    other = found.differences(**way)
-    if other:
-        warn(
-            f"Conformal sets and intervals were chosen for other predictions ({other}) and may cover less than they "
-            "should: predict as credo.conformal did, or call it again with these arguments.",
-            PredictiveWarning,
-        )
 
 
 def concatenate(parts: list[P]) -> P:

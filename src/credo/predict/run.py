@@ -29,10 +29,11 @@ from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import ClosedForm, check_link, closed_form, has_closed_form, meant_link
 from credo.predict.draw_loop import Loop, averaged, draw_loop
+from credo.predict.kinds.conformal import conformed, warn_of_other_predictions
 from credo.predict.linear import check_linearisable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
-from credo.predict.result import ClassPrediction, Prediction, concatenate, conformed, warn_of_other_predictions
+from credo.predict.result import ClassPrediction, Prediction, concatenate
 from credo.predict.sharding import SHARDS, DataShard, NumberedDraws
 from credo.predict.weights_check import WeightsCheck
 
@@ -63,12 +64,14 @@ def predict(
     seed: int = 0,
     shard: str | None = None,
     on_nonfinite: str = "raise",
+    keep_draws: bool = True,
     on_batch: OnBatch | None = None,
 ) -> Any:
     """Average the predictions of `draws` networks: a `ClassPrediction` or a `RegressionPrediction`.
 
     The network runs once per draw and batch, in eval mode, in a private copy: parameters, modes and generators are left
-    unchanged. Memory holds one batch at a time: sums over draws, and one entropy per draw and input.
+    unchanged. Memory holds one batch at a time: sums over draws, and one entropy per draw and input. Of values and
+    counts the prediction holds what each draw says of each row, which `keep_draws=False` leaves out.
 
     Args:
         posterior: The posterior to draw networks from.
@@ -104,6 +107,9 @@ def predict(
         on_nonfinite: `"raise"` a `NonFiniteError` that lists the rows whose outputs are NaN or infinite, or `"mark"`
             them: such rows hold NaN, their label is −1, and `prediction.finite` is False. A logit of −inf is a
             probability of 0, and allowed.
+        keep_draws: Keep the mean (of counts and other distributions the outputs) of every draw for each row, [n, draws,
+            targets], which the distribution function, quantiles, intervals and CRPS of values and counts come from.
+            With False these raise a ValueError, and a prediction does not grow with the number of draws.
         on_batch: Called with the number of inputs after each batch, for progress bars.
     """
     draws, batch_size = checked_count("draws", draws), checked_count("batch_size", batch_size)
@@ -121,6 +127,7 @@ def predict(
         seed=seed,
         shard=shard,
         on_nonfinite=on_nonfinite,
+        keep_draws=keep_draws,
         on_batch=on_batch,
     )
     keep_freed()
@@ -151,6 +158,7 @@ class _Task:
     seed: int
     shard: str | None
     on_nonfinite: str
+    keep_draws: bool
     on_batch: OnBatch | None
     chunk: int = _CHUNK
     is_random: bool = True
@@ -282,7 +290,7 @@ class _Batches:
             loop = NumberedDraws(made, frozen, by_draws, seed=task.seed, shared=shared)
             chunk, agreed = loop.rounded(chunk) if task.tolerance is None else chunk, loop.agreed
         self._way: dict[str, Any] = {"draws": task.draws, "chunk": chunk, "tolerance": task.tolerance, "agreed": agreed}
-        self._way["single"] = task.draws == 1 and not task.is_random
+        self._way |= {"single": task.draws == 1 and not task.is_random, "keep_draws": task.keep_draws}
         return loop
 
 

@@ -20,7 +20,6 @@ from credo.evaluate import (
     ece,
     paired_difference,
 )
-from credo.evaluate.predictive import crps_of
 from credo.predict import ClassPrediction, Prediction, RegressionPrediction
 
 RESAMPLES = 200  # for metrics that are not means: one evaluation each
@@ -84,7 +83,7 @@ def best_of(values: list[float | None], better: str) -> set[int]:
 def further_intervals(prediction: Prediction, ood: Mapping[str, ClassPrediction]) -> dict[str, list[float]]:
     """95 % intervals that `measure` does not give: of the CRPS, and of OOD detection by entropy."""
     if isinstance(prediction, RegressionPrediction):
-        found = bootstrap(crps_of(prediction))
+        found = bootstrap(prediction.crps())
         return {"crps": [found.low, found.high]}
     assert isinstance(prediction, ClassPrediction)
     intervals = {}
@@ -157,5 +156,5 @@ _EACH: dict[str, Callable[[Any], Tensor]] = {
     "accuracy": lambda p: correct(p.probs, p.targets).double(),
     "nll": lambda p: -p.log_likelihood.double(),
     "brier": lambda p: brier_each(p.probs, p.targets).double(),
-    "crps": crps_of,
+    "crps": lambda p: p.crps(),
 }

@@ -17,6 +17,7 @@ from credo.report.plots.axes import Axis, axis, fraction_axis, number, percent
 from credo.report.plots.figures import BINS, fractions, highest_fraction, retained_plot, style_of
 from credo.report.plots.svg import band, bar, curve, dot, line, plot, thinned
 
+BAND = 0.95
 LEVELS = (*(step / 20 for step in range(1, 20)), 0.99)
 
 
@@ -83,7 +84,7 @@ def _curve(content: Content, predictions: dict[str, RegressionPrediction]) -> Fi
     ]
     return Figure(
         "Prediction over the input",
-        "Line: mean. Band: ± two standard deviations. Dots: test targets.",
+        "Line: mean. Band: central 95 % interval. Dots: test targets.",
         "about 95 % of the dots inside the band, and a wider band where there was no training data.",
         panels,
     )
@@ -168,13 +169,13 @@ def curve_axes(inputs: Tensor, predictions: Mapping[str, RegressionPrediction]) 
     ends = []
     for prediction in predictions.values():
         assert prediction.targets is not None
-        ends += [prediction.mean - 2 * prediction.total, prediction.mean + 2 * prediction.total, prediction.targets]
+        ends += [*prediction.interval(BAND), prediction.targets]
     values = torch.cat([end.flatten() for end in ends]).double()
     return axis(inputs.flatten().tolist(), "input"), axis([float(values.min()), float(values.max())], "target")
 
 
 def curve_plot(inputs: Tensor, prediction: RegressionPrediction, x: Axis, y: Axis, name: str, index: int) -> Markup:
-    """Mean and a band of two standard deviations over the single input, with the test targets.
+    """Mean and its central 95 % intervals over the single input, with the test targets.
 
     Args:
         inputs: Test inputs, [n, 1].
@@ -187,11 +188,10 @@ def curve_plot(inputs: Tensor, prediction: RegressionPrediction, x: Axis, y: Axi
     order = inputs.flatten().argsort()
     positions = [x.position(value) for value in inputs.flatten()[order].tolist()]
     mean, total = prediction.mean.flatten()[order], prediction.total.flatten()[order]
+    lower, upper = (end.flatten()[order] for end in prediction.interval(BAND))
     assert prediction.targets is not None
     targets = prediction.targets.flatten()[order].tolist()
-    low, high, middle = (
-        [y.position(v) for v in values.tolist()] for values in (mean - 2 * total, mean + 2 * total, mean)
-    )
+    low, high, middle = ([y.position(v) for v in values.tolist()] for values in (lower, upper, mean))
     edges = list(zip(positions, low, high, strict=True))
     every = max(1, len(edges) // 240)
     points = thinned(list(zip(positions, [y.position(value) for value in targets], strict=True)), 300)

@@ -113,8 +113,8 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):  # type: ignore[misc
     ) -> tuple[Array, Array]:
         """Lower and upper ends of central intervals that contain a new target with probability `coverage`.
 
-        Those of the prediction: of a Gaussian with the predictive mean and standard deviation, an approximation of the
-        mixture, or of the distribution that `credo.recalibrate(regressor.posterior_, …)` chose.
+        Those of the prediction: of the mixture of draws, or of the distribution that
+        `credo.recalibrate(regressor.posterior_, …)` chose.
 
         Args:
             X: Rows [n, features].

@@ -12,6 +12,10 @@ from credo.doctor.measure.predictive import ClassPredictive, Predictive, Regress
 from credo.doctor.measure.scores import bounds
 from credo.evaluate.intervals import Interval, bootstrap, bootstrap_metric
 from credo.evaluate.regression import interval_coverage
+from credo.predict.kinds.target_distribution import NormalMixture
+
+# Levels of the intervals whose coverage is shown.
+_LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,22 @@ def _values(predictive: RegressionPredictive) -> Dispersion:
         epistemic_fraction=max(0.0, float(fraction)),
         details={
             "mean_z_squared": float(z_squared.mean()),
-            "coverage": {f"{k:g}": v for k, v in interval_coverage(mean, total, predictive.targets).items()},
+            "coverage": {f"{level:g}": part for level, part in _coverage(predictive).items()},
             "aleatoric": float(noise.square().mean().sqrt()),
             "epistemic": float((total.square() - noise.square()).clamp_min(0).mean().sqrt()),
             "rmse": predictive.metric,
         },
     )
+
+
+def _coverage(predictive: RegressionPredictive) -> dict[float, float]:
+    """Fraction of targets inside the central intervals of the mixture; of counts inside those of a normal."""
+    mean, targets = predictive.mean.mean(0), predictive.targets
+    if predictive.likelihood is not None:
+        return interval_coverage(mean, predictive.total, targets, _LEVELS)
+    offsets, stds = (predictive.mean - mean).transpose(0, 1), predictive.std.transpose(0, 1)
+    off_centre = (2 * NormalMixture(mean, offsets, stds).cdf(targets) - 1).abs()
+    return {level: float((off_centre <= level).double().mean()) for level in _LEVELS}
 
 
 def entropy(probs: Tensor) -> Tensor:

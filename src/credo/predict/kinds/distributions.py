@@ -6,21 +6,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from credo.core.likelihood import DistributionLikelihood, Likelihood
-from credo.core.likelihood.distribution import cdf_of, is_discrete, quantile_by_bisection
+from credo.predict.kinds.target_distribution import DistributionMixture, TargetDistribution
 from credo.predict.moments import Moments, widened
-from credo.predict.result import RegressionPrediction, rescaled
+from credo.predict.result import RegressionPrediction, check_kept, rescaled
 
-# The CRPS is computed between the quantiles of this level and its complement, on either side of the target by so many
-# points, or by a sum over the counts between them, if there are no more than so many.
-_TAIL = 1e-5
-_NODES = 48
-_MOST_COUNTS = 2000
 # Random numbers of counts' PIT are not those that a script of the same seed made its data from.
 _PIT = 745_213
 
@@ -43,22 +36,13 @@ class DistributionPrediction(RegressionPrediction):
     @property
     def is_discrete(self) -> bool:
         """Whether targets are counts."""
-        return is_discrete(self._members()[0][0])
+        return self._mixture().is_discrete
 
-    def cdf(self, y: Tensor) -> Tensor:
-        """The probability [n, outputs] of a target of at most `y` under the mixture of draws.
-
-        Args:
-            y: One value for each entry of the mean.
-        """
-        if y.shape != self.mean.shape:
-            raise ValueError(f"y has shape {list(y.shape)}, the mean {list(self.mean.shape)}: they must be equal.")
-        value, found = y.double(), torch.zeros(self.mean.shape, dtype=torch.double)
-        if self.target_mean is not None and self.target_std is not None:
-            value = (value - self.target_mean) / self.target_std
-        for made, share in self._members():
-            found += (share * torch.nan_to_num(cdf_of(made, value))).sum(0)
-        return found
+    def distribution(self) -> TargetDistribution:
+        """The mixture of the draws' distributions."""
+        assert self.outputs is not None
+        check_kept(self.outputs)
+        return self._mixture()
 
     def pit(self, seed: int = 0) -> Tensor:
         """The probability integral transform of the targets, uniform if they follow the prediction.
@@ -75,40 +59,6 @@ class DistributionPrediction(RegressionPrediction):
         uniform = torch.rand(y.shape, dtype=torch.double, generator=torch.Generator().manual_seed(_PIT + seed))
         return below + uniform * (at - below)
 
-    def quantile(self, level: float) -> Tensor:
-        """The smallest value [n, outputs] that a new target is at most with probability `level`, of the mixture.
-
-        Args:
-            level: Between 0 and 1.
-        """
-        if not 0 < level < 1:
-            raise ValueError(f"level={level} must lie between 0 and 1, such as 0.9.")
-        want, centre = torch.full(self.mean.shape, level, dtype=torch.double), self.mean.double()
-        width = torch.nan_to_num(self.total.double(), nan=1.0, posinf=1.0).clamp_min(1e-12)
-        return quantile_by_bisection(self.cdf, want, centre, width, self.is_discrete).to(self.mean.dtype)
-
-    def crps(self) -> Tensor:
-        """Continuous ranked probability score ∫ (F − 1{· ≥ y})² of each row, the mean over its outputs.
-
-        By quadrature between the outermost quantiles and the target; of counts, whose quantiles are not too far apart,
-        by the sum.
-        """
-        y = self._values().double()
-        low = torch.minimum(self.quantile(_TAIL).double(), y)
-        high = torch.maximum(self.quantile(1 - _TAIL).double(), y)
-        total = torch.zeros_like(y)
-        if self.is_discrete and float((high - low).max()) <= _MOST_COUNTS:
-            for step in range(int((high - low).max()) + 1):
-                at = low + step
-                found = (self.cdf(at) - (at >= y).double()).square()
-                total += torch.where(at <= high, found, 0.0)
-        else:
-            for node, weight in zip(*np.polynomial.legendre.leggauss(_NODES), strict=True):
-                for left, right, below in ((low, y, True), (y, high, False)):
-                    found = self.cdf(left + (right - left) * (float(node) + 1) / 2)
-                    total += float(weight) / 2 * (right - left) * (found if below else 1 - found).square()
-        return total.reshape(len(total), -1).mean(1)
-
     def in_units(self, mean: Tensor, std: Tensor) -> DistributionPrediction:
         """The same in the units of targets before they were standardised, (target − mean)/std.
 
@@ -121,21 +71,22 @@ class DistributionPrediction(RegressionPrediction):
         return replace(found, target_mean=mean, target_std=std)
 
     def _values(self) -> Tensor:
-        if self.targets is None:
-            raise ValueError("There are no targets: predict from batches of (inputs, targets).")
-        return self.likelihoods[0].values(self.targets)
+        return self.likelihoods[0].values(super()._values())
 
-    def _members(self) -> list[tuple[Distribution, Tensor]]:
+    def _mixture(self) -> DistributionMixture:
         """For each likelihood the distributions of its draws, and the share of each draw in the mixture."""
         assert self.outputs is not None
         outputs, members = self.outputs.transpose(0, 1).double(), len(self.likelihoods)
         number = torch.arange(len(outputs)).unsqueeze(1)
         share = (number < self.draws_used) / self.draws_used.double()
         share = share.view(*share.shape, *[1] * (self.mean.dim() - 1))
-        return [
+        found = [
             (likelihood.distribution(outputs[index::members]), share[index::members])
             for index, likelihood in enumerate(self.likelihoods)
         ]
+        if self.target_mean is None or self.target_std is None:
+            return DistributionMixture(found, self.mean, self.total)
+        return DistributionMixture(found, self.mean, self.total, self.target_mean, self.target_std)
 
 
 class DistributionMoments(Moments):
@@ -145,9 +96,13 @@ class DistributionMoments(Moments):
         likelihoods: One, or those of a mixture's members, which the draws are of in turn.
         outputs: Of the first draws, [draws, batch, …].
         targets: Targets, if there are any.
+        keep_draws: Whether the result has these outputs.
     """
 
-    def __init__(self, likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None) -> None:
+    def __init__(
+        self, likelihoods: Sequence[Likelihood], outputs: Tensor, targets: Tensor | None, keep_draws: bool = True
+    ) -> None:
+        self.keep_draws = keep_draws
         self.likelihoods = [one for one in likelihoods if isinstance(one, DistributionLikelihood)]
         if len(self.likelihoods) != len(likelihoods):
             raise TypeError("The members of an ensemble must have likelihoods of one kind.")
@@ -183,7 +138,7 @@ class DistributionMoments(Moments):
             mean=self._stored(mean),
             aleatoric=self._stored(noise.sqrt()),
             epistemic=self._stored(spread.sqrt()),
-            outputs=self.outputs.transpose(0, 1).contiguous().cpu(),
+            outputs=self.outputs[: None if self.keep_draws else 0].transpose(0, 1).contiguous().cpu(),
             likelihoods=likelihoods,
         )
 
