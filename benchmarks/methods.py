@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "bbb-mixture": ("bbb", {"prior": ScaleMixture()}),
     "bbb-lrt": ("bbb", {"noise": "lrt"}),
     "bbb-flipout": ("bbb", {"noise": "flipout"}),
-    "noisy-kfac-sparse": ("noisy-kfac", {"curvature": {"factor_every": 10, "inverse_every": 20}}),
+    "noisy-kfac-dense": ("noisy-kfac", {"curvature": {"factor_every": 1, "inverse_every": 10}}),
     "noisy-ekfac": ("noisy-kfac", {"curvature": {"eigenbasis": True}}),
     "bbb-adversarial": ("bbb", {"noise": "adversarial"}),  # five ascents
     **{
@@ -39,7 +39,9 @@ _OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     },
 }
 # Steps between new inverses: a block of so many has one of every kind of step.
-PERIODS = {"kfac": 10, "noisy-kfac": 10, "noisy-ekfac": 10, "noisy-kfac-sparse": 20}
+PERIODS = {"kfac": 20, "noisy-kfac": 20, "noisy-ekfac": 20, "noisy-kfac-dense": 10}
+# Steps after which K-FAC's factors are as rare as they become.
+_LATE = 2000
 _NOT_ONE_NETWORK = {"ensemble"}  # costs its members' steps
 
 
@@ -75,7 +77,7 @@ def method_step(name: str, *, largest: bool = False) -> BuildStep:
 
         def later(x: Tensor, y: Tensor) -> None:
             step(x, y)
-            posterior.steps = 2 * PERIODS[name] if largest else max(posterior.steps, PERIODS[name] + 1)
+            posterior.steps = _LATE if largest else max(posterior.steps, _LATE + 1)
 
         return later if name in PERIODS else step
 

@@ -26,7 +26,8 @@ Reading the table
   Each cell is time per step (forward, backward, update) divided by that of torch.optim.Adam with defaults in the same
   round: the median over rounds, then the range of the middle 80 %. "Adam again" is a second copy of the reference:
   what it differs from 1 is noise. "Adam, fused" is Adam with fused=True, which Credo's methods with Adam use.
-  K-FAC is timed over whole periods of steps, as after the first ones: one step in ten (sparse: twenty) makes inverses.
+  K-FAC is timed over whole periods of steps, as after 2,000 of them: one in ten makes factors, one in twenty inverses;
+  noisy-kfac-dense makes factors in every step, and inverses in one of ten, as noisy-kfac in its first 400 steps.
   The record is written after each network, and a run that was stopped goes on from it.
 
 Examples

@@ -213,9 +213,9 @@ def inverse_of(posterior):
 def test_memory_of_kfac_is_that_of_a_step_with_new_inverses():
     effort = step_cost.Effort(rounds=1, most_steps=1, memory=True, time=False)
     builders = {"Adam": step_cost.reference_step("Adam")}
-    builders |= {name: step_cost.method_step(name) for name in ("noisy-kfac", "noisy-kfac-sparse")}
+    builders |= {name: step_cost.method_step(name) for name in ("noisy-kfac", "noisy-kfac-dense")}
     rows = step_cost.measure("mlp", NETS["mlp"], builders, [], effort)
-    assert rows["noisy-kfac"]["memory_bytes"] == rows["noisy-kfac-sparse"]["memory_bytes"]
+    assert rows["noisy-kfac"]["memory_bytes"] == rows["noisy-kfac-dense"]["memory_bytes"]
     assert "median" not in rows["Adam"]
     assert list(step_cost.result_tables({"mlp": rows})) == ["memory"]
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from credo.core.likelihood import GaussianNoise
 from credo.data import load_dataset
 from credo.methods import MAP
-from credo.methods.kfac import stepper
+from credo.methods.kfac import groups
 from credo.methods.kfac.blocks import KroneckerBlock
 from credo.methods.kfac.kfac import KFAC
 from credo.methods.kfac.noisy_kfac import NoisyKFAC
@@ -53,38 +53,40 @@ def test_between_factors_passes_are_ordinary_ones(monkeypatch: pytest.MonkeyPatc
     assert opened == [0, 5]
 
 
-def test_factors_of_wide_layers_become_rare_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of narrow layers, and squares of all others, stay new in every step."""
-    monkeypatch.setattr(stepper, "DENSE_STEPS", 3)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(4, 260), nn.ReLU(), nn.Linear(260, 3), nn.LayerNorm(3), nn.Linear(3, 3))
-    posterior = NoisyKFAC(net, data_size=20, curvature={"factor_every": None})
-    new: dict[str, list[int]] = {"0.weight": [], "2.weight": [], "4.weight": [], "3.weight": []}
-    for step in range(12):
-        before = {b: b.current(b.averages)[-1].clone() for b in posterior.blocks}
+def test_factors_become_rarer_as_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    posterior = NoisyKFAC(mlp(), data_size=20)
+    for step, every in ((0, 1), (199, 1), (399, 1), (400, 2), (1000, 5), (2000, 10), (10**6, 10)):
+        posterior.steps = step
+        assert (posterior.factor_every, posterior.inverse_every) == (every, max(10, 2 * every))
+    monkeypatch.setattr(groups, "STEPS_BY_INTERVAL", 4)
+    posterior.steps = 0
+    block = next(b for b in posterior.blocks if isinstance(b, KroneckerBlock))
+    factors, inverses = [], []
+    for step in range(50):
+        before = block.outputs.clone(), block.output_root.clone()
         posterior.step(nll)
-        for block, old in before.items():
-            if block.names[0] in new and not torch.equal(block.current(block.averages)[-1], old):
-                new[block.names[0]].append(step)
-    assert new["0.weight"] == new["2.weight"] == [0, 1, 2, 5, 10]
-    assert new["3.weight"] == new["4.weight"] == list(range(12))
+        factors += [] if torch.equal(block.outputs, before[0]) else [step]
+        inverses += [] if torch.equal(block.output_root, before[1]) else [step]
+    assert factors == [*range(9), 10, 12, 15, 16, 20, 24, 28, 32, 36, 40]
+    assert inverses == [*range(9), 10, 20, 24, 28, 32, 36, 40]
+
+
+@pytest.mark.parametrize(("given", "found"), [({"factor_every": 4}, (4, 10)), ({"inverse_every": 15}, (10, 15))])
+def test_what_was_asked_for_stays(given: dict[str, int], found: tuple[int, int]) -> None:
+    posterior = NoisyKFAC(mlp(), data_size=20, curvature=given)
+    posterior.steps = 5000
+    assert (posterior.factor_every, posterior.inverse_every) == found
 
 
 def test_a_schedule_of_factors_resumes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stepper, "DENSE_STEPS", 3)
-
-    def made() -> NoisyKFAC:
-        torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(4, 260), nn.ReLU(), nn.Linear(260, 3))
-        return NoisyKFAC(net, data_size=20, curvature={"factor_every": None})
-
-    whole, first, second = made(), made(), made()
-    for _ in range(11):
+    monkeypatch.setattr(groups, "STEPS_BY_INTERVAL", 2)
+    whole, first, second = (NoisyKFAC(mlp(), data_size=20) for _ in range(3))
+    for _ in range(15):
         whole.step(nll)
-    for _ in range(7):
+    for _ in range(9):
         first.step(nll)
     second.load_state_dict(first.state_dict())
-    for _ in range(4):
+    for _ in range(6):
         second.step(nll)
     for name, value in whole.model.state_dict().items():
         torch.testing.assert_close(second.model.state_dict()[name], value, rtol=0, atol=0)

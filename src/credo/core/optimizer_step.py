@@ -17,7 +17,7 @@ from credo.core.errors import NonFiniteError, UnsupportedModelError
 from credo.core.example_counts import Counted, weighed
 from credo.core.example_counts import scalar_loss as scalar_loss
 from credo.core.kernels import flat
-from credo.core.network.batchnorm import statistics_kept_on_error
+from credo.core.network.batchnorm import statistics_kept_on_error, tracking_layers
 from credo.core.network.flat_layout import Layout
 from credo.core.network.references import NotFollowed
 from credo.core.optimizers import DECAYS, ForgottenOptimizer, Optimizer, Rates, make_optimizer, rates_by_name
@@ -245,6 +245,7 @@ class GradientPosterior(Posterior):
     optimizer_step: OptimizerStep
     prior: Prior | None
     layout: Layout
+    _has_statistics: bool | None = None  # known from the first step on
 
     def _gradients(self, nll: Nll) -> Terms:
         """Set the gradients of all parameters and make them `ready`; returns the terms that were differentiated.
@@ -283,8 +284,9 @@ class GradientPosterior(Posterior):
 
     @contextmanager
     def _prepared(self, nll: Nll, examples: float | None, weights: Tensor | None) -> Iterator[Callable[[], Terms]]:
-        has_statistics = any(isinstance(module, nn.modules.batchnorm._NormBase) for module in self.model.modules())
-        statistics = statistics_kept_on_error(self.model) if has_statistics else nullcontext()
+        if self._has_statistics is None:
+            self._has_statistics = bool(tracking_layers(self.model))
+        statistics = statistics_kept_on_error(self.model) if self._has_statistics else nullcontext()
         with statistics, self.optimizer_step.guarded(self.process_group):
             self.optimizer_step.defers = self._checks.is_open
             self.optimizer_step.loss_scale = self.loss_scale

@@ -190,21 +190,32 @@ class Guard(NotFollowed):
             self._parts = posterior.all_posteriors()
         return self._parts
 
-    @contextmanager
-    def exclusive(self, posterior: Posterior) -> Iterator[None]:
+    def exclusive(self, posterior: Posterior) -> AbstractContextManager[Any]:
         """While open, no other thread changes the posterior or takes a copy of it.
 
         Raises RuntimeError if the network itself holds a draw that this very thread has put there.
         """
         guards = {id(part.guard): part.guard for part in self.parts(posterior)}
-        with ExitStack() as stack:
-            for _, guard in sorted(guards.items()):  # in one order for all: two can't wait for each other
-                stack.enter_context(guard.lock)
-                guard.check_free()
-                if guard.lock.depth == 1:
-                    guard.began()
-                    stack.callback(guard.ended)
-            yield
+        if len(guards) == 1:
+            return guards.popitem()[1]
+        return _all_of([guard for _, guard in sorted(guards.items())])  # in one order: two can't wait for each other
+
+    def __enter__(self) -> None:
+        self.lock.__enter__()
+        try:
+            self.check_free()
+        except BaseException:
+            self.lock.__exit__()
+            raise
+        if self.lock.depth == 1:
+            self.began()
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            if self.lock.depth == 1:
+                self.ended()
+        finally:
+            self.lock.__exit__()
 
     def check_free(self) -> None:
         """Raise RuntimeError if the network holds a draw; to be called with the lock, so it is this thread's."""
@@ -213,6 +224,14 @@ class Guard(NotFollowed):
                 "Sampled weights are currently loaded in the network: trials, steps and draws do not nest. Leave the "
                 "`trial()` or `sampled_params` block first."
             )
+
+
+@contextmanager
+def _all_of(guards: Sequence[Guard]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for guard in guards:
+            stack.enter_context(guard)
+        yield
 
 
 def exclusively(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -334,18 +353,22 @@ class ThreadSafe(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the network is."""
-        for module in self.model.modules():  # several times a step: `parameters()` takes three times as long
+        modules: list[nn.Module | None] = [self.model]
+        for module in modules:  # several times a step: `modules()` takes three times as long, `parameters()` ten times
+            if module is None:
+                continue
             for parameter in module._parameters.values():
                 if parameter is not None:
                     return parameter.device
+            modules += module._modules.values()
         return torch.device("cpu")
 
     @property
     def generator(self) -> torch.Generator:
         """The source of all of this posterior's randomness, on the network's device; a new one after it has moved."""
         there, here = self._generator.device, self.device
-        if there.type != here.type or (here.index or 0) != (there.index or 0):
-            self._generator = torch.Generator(self.device).manual_seed(self.seed)
+        if there != here and (there.type != here.type or (here.index or 0) != (there.index or 0)):
+            self._generator = torch.Generator(here).manual_seed(self.seed)
         return self._generator
 
     def reseed_(self, seed: int) -> None:

@@ -12,6 +12,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +90,12 @@ def fused(tensors: Sequence[Tensor], *vectors: Tensor) -> bool:
 PLAIN = (Tensor, nn.Parameter)
 
 
+@functools.lru_cache
+def _arrays(count: int) -> tuple[Any, Any]:
+    """Types of arrays of addresses and of sizes."""
+    return ctypes.c_void_p * count, INT64 * count
+
+
 class TensorList:
     """Pointers to tensors that together form one flat vector, for the compiled passes.
 
@@ -101,8 +108,16 @@ class TensorList:
         sizes = [0 if t is None else t.numel() for t in tensors] if sizes is None else sizes
         self._tensors = tensors  # kept alive while their addresses are used
         self.count = len(tensors)
-        self.pointers = (ctypes.c_void_p * self.count)(*(None if t is None else t.data_ptr() for t in tensors))
-        self.sizes = (INT64 * self.count)(*sizes)
+        addresses, numbers = _arrays(self.count)
+        self.pointers: Any = addresses(*[None if t is None else t.data_ptr() for t in tensors])
+        self.sizes: Any = numbers(*sizes)
+
+    def others(self, tensors: Sequence[Tensor | None]) -> TensorList:
+        """A list of other tensors with the same sizes."""
+        new = object.__new__(TensorList)
+        new._tensors, new.count, new.sizes = tensors, self.count, self.sizes
+        new.pointers = _arrays(self.count)[0](*[None if t is None else t.data_ptr() for t in tensors])
+        return new
 
 
 def split(vector: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -210,6 +225,7 @@ class CompiledGradients:
         self._key: int | None = None
         self.eps = self._rho  # noise of the last draw, if it was given
         self._by_mean: list[Tensor] = []
+        self._totals = self._means  # the same, once there are some
         self._by_rho: Tensor | None = None
         self._kl = 0.0
         self._squared_norm: float | None = None
@@ -250,16 +266,18 @@ class CompiledGradients:
 
     def _add_draw(self, gradients: Sequence[Tensor | None], key: int) -> None:
         given = [None if gradient is None else gradient.contiguous() for gradient in gradients]
+        listed = self._means.others(given)
         is_first = self._by_rho is None
         if self._by_rho is None:
             self._by_rho = torch.empty_like(self._rho)
             self._by_mean = [torch.zeros_like(t) if g is None else g for t, g in zip(self._tensors, given, strict=True)]
+            self._totals = listed if all(g is not None for g in given) else self._means.others(self._by_mean)
         kl, self._squared_norm = softplus_back(
             self._means,
             self._rho,
             key,
-            TensorList(given, self._sizes),
-            TensorList(self._by_mean, self._sizes),
+            listed,
+            self._totals,
             self._by_rho,
             add=not is_first,
             kl_weight=self._kl_weight if is_first else 0.0,

@@ -98,7 +98,6 @@ class CurvaturePlan:
         counted: Counted = EVERY,
         outputs: OutputGradients | None = None,
         *,
-        layers: Sequence[KroneckerLayer] | None = None,
         bases: Bases = MappingProxyType({}),
     ) -> Iterator[CurvaturePass]:
         """While open, one forward and backward pass of the batch's mean loss also estimates its curvature.
@@ -108,12 +107,11 @@ class CurvaturePlan:
         Args:
             counted: What the loss is a mean over.
             outputs: The outputs of the same pass, which tell which rows those are.
-            layers: Those of the plan's layers whose factors are wanted; None: all.
             bases: Bases in which the layers' squared per-example gradients are wanted, too.
         """
         with ExitStack() as stack:
             diagonal = stack.enter_context(squared_gradients(self.diagonal, counted)) if self.diagonal else None
-            run = CurvaturePass(self, diagonal, counted, outputs, layers, bases)
+            run = CurvaturePass(self, diagonal, counted, outputs, bases)
             try:
                 run.install()
                 yield run
@@ -129,7 +127,6 @@ class CurvaturePass:
         diagonal: The pass of the parameters without factors.
         counted: What the loss is a mean over.
         outputs: The network's outputs in this pass.
-        layers: Those of the plan's layers whose factors are wanted; None: all.
         bases: Bases in which the layers' squared per-example gradients are wanted, too.
     """
 
@@ -139,11 +136,10 @@ class CurvaturePass:
         diagonal: PerExamplePass | None,
         counted: Counted = EVERY,
         outputs: OutputGradients | None = None,
-        layers: Sequence[KroneckerLayer] | None = None,
         bases: Bases = MappingProxyType({}),
     ) -> None:
         self.plan, self.diagonal, self.bases = plan, diagonal, bases
-        self.layers = plan.layers if layers is None else layers
+        self.layers = plan.layers
         self._rows, self._weights = CountedRows(counted, outputs), example_weights(counted)
         self._waiting: list[Callable[[], None]] = []
         self.active = False

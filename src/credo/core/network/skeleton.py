@@ -132,15 +132,16 @@ class Skeleton(NotFollowed):
         tensors = _Clones(frozen=copies == "all")
         copied = {"none": (), "parameters": _TENSORS[:1], "trained": _TENSORS, "all": _TENSORS}[copies]
         for pair in self._pairs:
-            _reset_attributes(pair)
-            if not is_fixed or pair.has_hooks or _has_hooks(pair.copy.__dict__):
+            own = pair.copy.__dict__
+            _reset_attributes(pair, own)
+            if not is_fixed or pair.has_hooks or _has_hooks(own):
                 self._take_hooks(pair)
-            is_shared = getattr(pair.kind, "replaces_buffers", False)
             for key in _TENSORS:
-                theirs, ours = pair.original.__dict__[key], pair.copy.__dict__[key]
-                if theirs:
-                    ours.update(tensors.of(theirs) if key in copied and not is_shared else theirs)
-            pair.buffers = dict(pair.copy.__dict__["_buffers"])
+                if theirs := pair.original.__dict__[key]:
+                    is_shared = key not in copied or getattr(pair.kind, "replaces_buffers", False)
+                    own[key].update(theirs if is_shared else tensors.of(theirs))
+            if pair.buffers or own["_buffers"]:
+                pair.buffers = dict(own["_buffers"])
         for layer in self._recurrent:  # these keep a second list of their weights, and read only that one
             layer._flat_weights = [getattr(layer, name, None) for name in layer._flat_weights_names]
         if any(self._is_watched(mode) for mode in (_MODES if training is None else (training,))):
@@ -162,10 +163,10 @@ class Skeleton(NotFollowed):
             known = None if child is None else self._table.get(id(child), child)
             if known is not copies.get(name, self):
                 raise ChangedStructureError("The network has other modules than before.")
-        if theirs["_parameters"].keys() != ours["_parameters"].keys():
-            raise ChangedStructureError("The network has other parameters than before.")
-        if theirs["_buffers"].keys() != ours["_buffers"].keys():
-            raise ChangedStructureError("The network has other buffers than before.")
+        for key in _TENSORS:
+            now, before = theirs[key], ours[key]
+            if (now or before) and now.keys() != before.keys():
+                raise ChangedStructureError(f"The network has other {key[1:]} than before.")
         if len(theirs) != pair.length or pair.copied:
             return True
         for key, value in pair.seen.items():  # noqa: SIM110 - a generator takes twice as long, and this runs often
@@ -208,13 +209,13 @@ class Skeleton(NotFollowed):
         """Give the network the buffers and plain attributes that passes have assigned anew, such as counters."""
         for pair in self._of_network:
             ours, theirs = pair.copy.__dict__, pair.original.__dict__
-            for name, buffer in ours["_buffers"].items():
-                if buffer is not pair.buffers.get(name, self):
-                    theirs["_buffers"][name] = buffer
-            pair.buffers = dict(ours["_buffers"])
+            if ours["_buffers"] or pair.buffers:
+                for name, buffer in ours["_buffers"].items():
+                    if buffer is not pair.buffers.get(name, self):
+                        theirs["_buffers"][name] = buffer
+                pair.buffers = dict(ours["_buffers"])
             for key, given in pair.set.items():
-                value = ours.get(key, given)
-                if value is not given and _is_plain(value):
+                if (value := ours.get(key, given)) is not given and _is_plain(value):
                     theirs[key] = pair.seen[key] = pair.set[key] = value
             if len(ours) > len(theirs):
                 self._write_new(pair)
@@ -268,9 +269,8 @@ class Skeleton(NotFollowed):
         return {_address(tensor) for pair in self._pairs for tensor in _tensors(pair.original)} - own - {0}
 
 
-def _reset_attributes(pair: _Pair) -> None:
+def _reset_attributes(pair: _Pair, ours: dict[str, Any]) -> None:
     """Undo what passes have assigned since the last refresh: the original decides, also by setting a cache to None."""
-    ours = pair.copy.__dict__
     for key, given in pair.set.items():
         if ours.get(key, pair) is not given:
             ours[key] = given

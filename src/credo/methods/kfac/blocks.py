@@ -33,9 +33,6 @@ from credo.methods.kfac.measured import Measured, Parts
 
 Tensors = tuple[Tensor, ...]
 
-# Rows of a factor up to which new ones cost little.
-_SMALL = 256
-
 
 class Block(nn.Module, ABC):
     """Some parameters, their curvature C, and L with L Lᵀ = (C + damping)⁻¹; L is zero before the first step.
@@ -50,8 +47,6 @@ class Block(nn.Module, ABC):
 
     averages: ClassVar[tuple[str, ...]]
     inverses: ClassVar[tuple[str, ...]]
-    is_costly = False
-    """Whether its curvature costs much beside a pass."""
     momentum: Tensor
     measured: Measured
     """Of the present inverse."""
@@ -112,10 +107,6 @@ class Block(nn.Module, ABC):
     def trace_and_log_determinant(self, squares: Sequence[float], logs: Sequence[float]) -> tuple[float, float]:
         """Both, from the sums of squares and of logarithms that `parts` asks for."""
 
-    def is_found(self, found: Mapping[str, Tensor]) -> bool:
-        """Whether the block's curvature is among gathered ones."""
-        return self.keys[0] in found
-
     def current(self, names: tuple[str, ...]) -> Tensors:
         """These buffers."""
         return tuple(getattr(self, name) for name in names)
@@ -153,8 +144,6 @@ class LayerBlock(Block):
         weight: Any = layer.layer.weight
         self.groups, outputs, inputs = matrix_shape(layer.layer, bias=layer.bias is not None)
         self.shape, self.has_bias = weight.shape, layer.bias is not None
-        # Those of convolutions and of wide layers.
-        self.is_costly = weight.dim() > 2 or max(inputs, outputs) > _SMALL
         self._register("momentum", weight, outputs, inputs)
         for kind, size in (("input", inputs), ("output", outputs)):
             self._register(f"{kind}s", weight, size, size)

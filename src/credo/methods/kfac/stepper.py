@@ -27,7 +27,7 @@ from credo.core.prior import Prior, Value
 from credo.methods.kfac.blocks import Block, KroneckerBlock, Tensors, inverted, make_blocks
 from credo.methods.kfac.delayed import Delayed, of_state
 from credo.methods.kfac.eigen_block import EigenBlock
-from credo.methods.kfac.groups import DENSE_STEPS, RARE, KroneckerCurvature
+from credo.methods.kfac.groups import KroneckerCurvature
 from credo.methods.kfac.measured import Measured, kl_to_prior
 from credo.methods.kfac.sampled_fisher import check_can_sample, recorded_calls, sampled_curvature
 from credo.methods.kfac.validate import check_gathered, check_steps
@@ -83,8 +83,8 @@ class KroneckerStepper(NaturalStepper, ABC):
             raise ValueError("momentum.averaged=True: K-FAC's momentum is a sum. Leave it out, or use VOGN or OGN.")
         self._set_momentum(momentum)
         self._set_temperature(temperature)
-        self.curvature_decay, self.fisher = found.decay, found.fisher
-        self.factor_every, self.inverse_every, self.diagonal = found.factor_every, found.inverse_every, found.diagonal
+        self._intervals = found
+        self.curvature_decay, self.fisher, self.diagonal = found.decay, found.fisher, found.diagonal
         self.inverse_delay, self.eigenbasis = found.inverse_delay, found.eigenbasis
         if self.fisher == "sampled":
             check_can_sample(self.likelihood)
@@ -104,6 +104,16 @@ class KroneckerStepper(NaturalStepper, ABC):
         self.plan: CurvaturePlan = plan.on(self._net)
         self._blocks = nn.ModuleList(blocks)
         self.register_buffer("renewals", torch.zeros((), dtype=torch.int64, device=device))
+
+    @property
+    def factor_every(self) -> int:
+        """Steps between new factors, at this step."""
+        return self._intervals.factor_interval(self.steps)
+
+    @property
+    def inverse_every(self) -> int:
+        """Steps between new inverses, at this step."""
+        return self._intervals.inverse_interval(self.steps)
 
     @property
     def blocks(self) -> list[Block]:
@@ -148,13 +158,11 @@ class KroneckerStepper(NaturalStepper, ABC):
     def _estimating(self, run: Pass, net: nn.Module) -> Iterator[None]:
         """Where factors are due; with `fisher="sampled"` by a second pass, with labels of the network's own."""
         self.plan = plan = self.plan.on(net)
-        due = self._due()
-        layers = [layer for layer, wanted in zip(plan.layers, due, strict=False) if wanted]
-        fisher = self.fisher if any(due) else None
+        fisher = self.fisher if self._is_due() else None
         with ExitStack() as stack:
             outputs = stack.enter_context(plan.outputs(run.counted, next(iter(run.weights.values()))))
             bases = self._bases()
-            watched = plan.hooks(run.counted, outputs, layers=layers, bases=bases) if fisher == "empirical" else None
+            watched = plan.hooks(run.counted, outputs, bases=bases) if fisher == "empirical" else None
             hooks = None if watched is None else stack.enter_context(watched)
             calls = stack.enter_context(recorded_calls(net)) if fisher == "sampled" else None
             yield
@@ -175,15 +183,9 @@ class KroneckerStepper(NaturalStepper, ABC):
             return {}
         return {block.names[0]: block.basis for block in self.blocks if isinstance(block, EigenBlock)}
 
-    def _due(self) -> list[bool]:
-        """Whether this step makes a new curvature, block by block."""
-        blocks, every = self.blocks, self.factor_every
-        if not self.has_curvature or (every is None and (self.steps < DENSE_STEPS or self.fisher == "sampled")):
-            return [True] * len(blocks)
-        if every is not None:
-            return [self.steps % every == 0] * len(blocks)
-        is_rare = self.steps % RARE != 0
-        return [not (is_rare and block.is_costly) for block in blocks]
+    def _is_due(self) -> bool:
+        """Whether this step makes a new curvature."""
+        return not self.has_curvature or self.steps % self.factor_every == 0
 
     # -- the update --------------------------------------------------------------------------------------------
 
@@ -258,9 +260,9 @@ class KroneckerStepper(NaturalStepper, ABC):
 
     def _averaged(self, found: GradientAccumulator) -> dict[Block, Tensors]:
         """Curvatures with those that were found averaged in; the first plainly, as in Martens and Grosse (2015)."""
-        blocks = [block for block in self.blocks if block.is_found(found.curvatures)]
-        if not blocks:
+        if not found.curvatures:
             return {}
+        blocks = self.blocks
         keep, new = min(1 - 1 / (self._renewed + 1), self.curvature_decay), found.curvatures
         found_here = [(getattr(b, n), k) for b in blocks for n, k in zip(b.averages, b.keys, strict=True) if k in new]
         given = [new[key].to(old.dtype) for old, key in found_here]  # of variances, autocast lowers it

@@ -79,7 +79,7 @@ class NaturalSettings(Posterior, ABC):
             return
         if name == "curvature.decay":
             self.curvature_decay = value
-        else:
+        elif name == "prior_precision":
             self._set_prior(gaussian_prior(None, value, self.vector, self.data_size, self.device))
 
     def _set_up(

@@ -202,6 +202,28 @@ double sum(const float* x, int64_t n) {
     return total;
 }
 
+// Σ log x of at most B positive normal numbers by one logarithm: a product of 64 mantissas in [√½, √2) is in the range of
+// a float, and one of 1024 in that of a double.
+double sum_of_logs(const float* x, int64_t n) {
+    float product[16];
+    int32_t exponent[16] = {0};
+    for (float& lane : product) lane = 1.0f;
+    const auto take = [&](int64_t i, int l) {
+        const int32_t shifted = static_cast<int32_t>(float_to_bits(x[i])) - 0x3f3504f3;
+        exponent[l] += shifted >> 23;
+        product[l] *= bits_to_float(static_cast<uint32_t>((shifted & 0x007fffff) + 0x3f3504f3));
+    };
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16)
+        for (int l = 0; l < 16; ++l) take(i + l, l);
+    for (; i < n; ++i) take(i, i & 15);
+    double whole = 1;
+    int64_t power = 0;
+    for (float lane : product) whole *= lane;
+    for (int32_t lane : exponent) power += lane;
+    return static_cast<double>(power) * 0.6931471805599453 + std::log(whole);
+}
+
 }  // namespace
 
 extern "C" {
@@ -314,7 +336,7 @@ void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t coun
     double kl = 0, squares = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : kl, squares) if (threads > 1)
     for (int64_t b = 0; b < blocks; ++b) {
-        alignas(64) float eps[B], mu[B], g[B], old[B], terms[B], total[B];
+        alignas(64) float eps[B], mu[B], g[B], old[B], stds[B], terms[B], total[B];
         const int64_t begin = b * B, n = std::min(B, size - begin);
         normals(key, static_cast<uint64_t>(b), eps);
         mean.read(begin, begin + n, mu);
@@ -325,7 +347,8 @@ void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t coun
             float std, derivative;
             softplus(rho[begin + i], std, derivative);
             const float offset = mu[i] - prior_mean;
-            terms[i] = 0.5f * prior_precision * (std * std + offset * offset) - fast_log(std);
+            stds[i] = std;
+            terms[i] = 0.5f * prior_precision * (std * std + offset * offset);
             const float m = g[i] + kl_weight * prior_precision * offset + old[i];
             const float before = add ? by_rho[begin + i] : 0.0f;
             const float r = before + derivative * (g[i] * eps[i] + kl_weight * (prior_precision * std - 1.0f / std));
@@ -334,7 +357,7 @@ void credo_softplus_back(float* const* means, const int64_t* sizes, int64_t coun
             total[i] = m * m + r * r;
         }
         by_mean.write(begin, begin + n, mu);
-        kl += sum(terms, n);
+        kl += sum(terms, n) - sum_of_logs(stds, n);
         squares += sum(total, n);
     }
     sums[0] = kl;
@@ -414,7 +437,7 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
     double kl = 0, squares = 0;
 #pragma omp parallel for num_threads(threads) schedule(static) reduction(+ : kl, squares) if (threads > 1)
     for (int64_t b = 0; b < blocks; ++b) {
-        alignas(64) float mu[B], g[B], h[B], terms[B];
+        alignas(64) float mu[B], g[B], h[B], ratios[B], terms[B];
         const int64_t begin = b * B, n = std::min(B, size - begin);
         mean.read(begin, begin + n, mu);
         gradient.read(begin, begin + n, g);
@@ -439,9 +462,10 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
                 for (int64_t i = 0; i < n; ++i) {
                     const float ratio = u.prior_precision * u.variance / (s[i] + u.shift + u.damping);
                     const float offset = mu[i] - u.prior_mean;
-                    terms[i] = 0.5f * (ratio - 1.0f - fast_log(ratio) + u.prior_precision * offset * offset);
+                    ratios[i] = ratio;
+                    terms[i] = 0.5f * (ratio - 1.0f + u.prior_precision * offset * offset);
                 }
-                kl += sum(terms, n);
+                kl += sum(terms, n) - 0.5 * sum_of_logs(ratios, n);
             }
             continue;
         }
