@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reproductions.vogn.search import trials
 from reproductions.weight_sampling.attack_sets import ARCHITECTURES, STRENGTHS
 
 
@@ -40,7 +41,10 @@ _ROBUST = (
 _SEQUENCES = ("vogn", "vcl", "ewc", "fine-tuning", "joint")
 
 GROUPS: tuple[Group, ...] = (
+    # The settings of the next rows: `SEARCHES` is told which of these trials is the best.
+    Group("vogn", "search", tuple(trial.name for trial in trials()), seeds=(0,)),
     Group("vogn", "1", tuple(f"lenet5-{o}" for o in ("vogn", "adam", "bbb", "mc-dropout", "ivon", "noisy-kfac"))),
+    Group("vogn", "1", tuple(f"alexnet-no-da-{o}" for o in ("adam", "mc-dropout", "vogn"))),
     # Tables 1 to 3: the networks, the twelve sets that all of them are measured on, and the measurements.
     Group("weight-sampling", "1", _ROBUST),
     Group(
