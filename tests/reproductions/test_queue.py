@@ -271,6 +271,23 @@ def test_a_pause_can_be_interrupted_and_leaves_no_handler() -> None:
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+def test_a_watcher_that_starts_slowly_leaves_no_handler_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under load its first signal may arrive before `start` returns."""
+    before, start = signal.getsignal(signal.SIGUSR1), threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        time.sleep(0.1)
+
+    def interrupt(paused: bool) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    with pytest.raises(KeyboardInterrupt), paused_while(lambda: True, interrupt, poll=0.01):
+        pytest.fail("the pause comes before the first row")
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_the_queue_waits_for_a_file(call: Call, ran: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     flag, said = Path("timing"), []
     flag.touch()
