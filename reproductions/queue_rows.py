@@ -59,6 +59,16 @@ GROUPS: tuple[Group, ...] = (
     Group("bayesian-cnn", "1", ("lenet5-bayesian-mnist", "lenet5-bayesian-cifar10")),
     Group("continual", "permuted", tuple(f"permuted-{method}" for method in _SEQUENCES)),
     Group("continual", "split", tuple(f"split-{method}" for method in _SEQUENCES)),
+    Group(
+        "bayesian-cnn",
+        "1",
+        tuple(
+            f"alexnet-half-{kind}-{data}" for data in ("cifar100", "cifar10") for kind in ("bayesian", "frequentist")
+        ),
+        seeds=(0,),
+    ),
+    Group("bayesian-cnn", "dropout", tuple(f"alexnet-half-dropout-{count}-cifar100" for count in (1, 3)), seeds=(0,)),
+    Group("bayesian-cnn", "1", tuple(f"alexnet-{kind}-cifar10" for kind in ("bayesian", "frequentist")), seeds=(0,)),
     Group("hcl", "split", ("split-functional", "split-replay")),
     Group("hcl", "recurrence", ("recurrence-functional",)),
 )

@@ -78,7 +78,8 @@ def test_headline_rows_come_first_and_have_three_seeds() -> None:
     queue = Queue(GROUPS, Path("work"), Path("results"))
     studies = list(dict.fromkeys(row.group.study for row in queue.rows))
     assert studies == ["vogn", "weight-sampling", "node-bnn", "bayesian-cnn", "continual", "hcl"]
-    assert all(len(group.seeds) >= 3 for group in GROUPS if group.table not in ("attacks", "search"))
+    several = [group for group in GROUPS if group.table not in ("attacks", "search", "dropout")]
+    assert all(len(group.seeds) >= 3 for group in several if not any("alexnet" in job for job in group.jobs))
     order = [row.name for row in queue.rows]
     made = max(order.index(row.name) for row in queue.chosen(["weight-sampling/attacks"]))
     assert made < min(order.index(row.name) for row in queue.chosen(["weight-sampling/2"])), "sets before their use"
