@@ -92,8 +92,8 @@ def dropout_table(records: Records, scale: str) -> ResultTable:
             rows.append([row.title + (f", {draws} draws" if bayesian else ""), theirs, ours])
     notes = [
         "The paper's are of AlexNet. CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on "
-        "validation images (ours: the test set). Dropout of one half before the last layer, or the last three, off when "
-        "predicting. The paper's draws are those of training, ours those of prediction."
+        "validation images (ours: the test set). Dropout of one half before the last layer, or the last three, off "
+        "when predicting. The paper's draws are those of training, ours those of prediction."
     ]
     columns = ["network", "train / val % paper", "train / test %"]
     return ResultTable(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])

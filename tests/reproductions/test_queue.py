@@ -77,8 +77,16 @@ def test_measurements_belong_to_the_network_of_their_seed() -> None:
 def test_headline_rows_come_first_and_have_three_seeds() -> None:
     queue = Queue(GROUPS, Path("work"), Path("results"))
     studies = list(dict.fromkeys(row.group.study for row in queue.rows))
-    assert studies == ["vogn", "weight-sampling", "node-bnn", "bayesian-cnn", "continual", "hcl"]
-    several = [group for group in GROUPS if group.table not in ("attacks", "search", "dropout")]
+    assert studies == [
+        "vogn",
+        "weight-sampling",
+        "node-bnn",
+        "bayesian-cnn",
+        "continual",
+        "adversarial-sampling",
+        "hcl",
+    ]
+    several = [group for group in GROUPS if group.table not in ("attacks", "search", "dropout", "settings")]
     assert all(len(group.seeds) >= 3 for group in several if not any("alexnet" in job for job in group.jobs))
     order = [row.name for row in queue.rows]
     made = max(order.index(row.name) for row in queue.chosen(["weight-sampling/attacks"]))
