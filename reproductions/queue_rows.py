@@ -38,7 +38,7 @@ class Group:
 
 _ROBUST = (
     *(f"tuned-bayesian-{rho}" for rho in ("-30", "-4", "-3", "-2.5")),
-    *(f"tuned-deterministic-{strength}" for strength in ("0", "0.01")),
+    *(f"tuned-deterministic-{strength}" for strength in ("0", "0.01", "1")),
 )
 _SEQUENCES = ("vogn", "vcl", "ewc", "fine-tuning", "joint")
 
