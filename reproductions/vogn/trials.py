@@ -13,41 +13,46 @@ class Search:
     """The trials of a network.
 
     Args:
-        training: The [training] section of all of them, and of the rows.
+        epochs: Epochs of the rows.
+        trial_epochs: Epochs of the trials.
+        training: Further settings of the [training] section.
         common: By optimiser, the [method] settings that are not varied.
         settings: By optimiser, the [method] settings of each trial.
         chosen: By optimiser, the number of the trial with the lowest held-out NLL, from 1.
-        more: By optimiser, further settings of training.
+        warmup: By optimiser, the fraction of the epochs that the rate rises in; 0 for those not named.
     """
 
+    epochs: int
+    trial_epochs: int
     training: Setting
     common: dict[str, Setting]
     settings: dict[str, tuple[Setting, ...]]
     chosen: dict[str, int]
-    more: dict[str, Setting] = field(default_factory=dict)
+    warmup: dict[str, float] = field(default_factory=dict)
 
     def row(self, optimiser: str, trial: int | None = None) -> dict[str, Setting]:
-        """Return the sections method and training of a trial.
+        """Return the sections method and training of a row, or of a trial.
 
         Args:
             optimiser: The row.
-            trial: Its number; None: the chosen one.
+            trial: Number of the trial; None: the row itself, with the chosen one.
         """
-        number = self.chosen[optimiser] if trial is None else trial
+        number, epochs = (self.chosen[optimiser], self.epochs) if trial is None else (trial, self.trial_epochs)
         method = {**self.common[optimiser], **self.settings[optimiser][number - 1]}
-        return {"method": method, "training": {**self.training, **self.more.get(optimiser, {})}}
+        warmup = epochs * self.warmup.get(optimiser, 0.0)
+        return {"method": method, "training": {**self.training, "epochs": epochs, "warmup": warmup}}
 
 
 _ADAM = {"name": "map"}
 _DROPOUT = {"name": "mc-dropout", "lr": 1e-3}
 _VOGN = {"name": "vogn", "prior_precision": 100.0, "curvature": 0.99, "temperature": 1.0}
 _IVON = {"name": "ivon", "temperature": 1.0}
-# The recipe of Shen et al. (2024) warms up for 5 of 200 epochs; its other settings are the first trial.
-_IVON_WARMUP = {"warmup": 0.75}
 
 SEARCHES: dict[str, Search] = {
     "lenet5": Search(
-        training={"epochs": 30, "batch_size": 128, "schedule": "cosine", "warmup": 0.0},
+        epochs=60,
+        trial_epochs=30,
+        training={"batch_size": 128, "schedule": "cosine"},
         common={"adam": _ADAM, "mc-dropout": _DROPOUT, "vogn": _VOGN, "ivon": _IVON},
         settings={
             "adam": (
@@ -57,6 +62,8 @@ SEARCHES: dict[str, Search] = {
                 {"lr": 2e-3, "prior": 0.1},
                 {"lr": 2e-3, "prior": 0.05},
                 {"lr": 2e-3, "prior": 0.03},
+                {"lr": 2e-3, "prior": 0.07},
+                {"lr": 4e-3, "prior": 0.05},
             ),
             "mc-dropout": (
                 {"rate": 0.1, "prior": 0.2},
@@ -83,11 +90,13 @@ SEARCHES: dict[str, Search] = {
                 {"lr": 0.2, "weight_decay": 2e-3, "curvature": {"init": 0.1, "decay": 0.9998}, "clip": 0.1},
             ),
         },
-        chosen={"adam": 1, "mc-dropout": 1, "vogn": 1, "ivon": 1},
-        more={"ivon": _IVON_WARMUP},
+        chosen={"adam": 5, "mc-dropout": 1, "vogn": 1, "ivon": 1},
+        warmup={"ivon": 0.025},  # as in the recipe of Shen et al. (2024), whose other settings are the first trial
     ),
     "alexnet-no-da": Search(
-        training={"epochs": 8, "batch_size": 256, "schedule": "cosine", "warmup": 0.4, "milestones": []},
+        epochs=8,
+        trial_epochs=8,
+        training={"batch_size": 256, "schedule": "cosine", "milestones": []},
         common={"adam": _ADAM, "mc-dropout": _DROPOUT, "vogn": _VOGN},
         settings={
             "adam": (
@@ -110,5 +119,6 @@ SEARCHES: dict[str, Search] = {
             ),
         },
         chosen={"adam": 1, "mc-dropout": 1, "vogn": 1},
+        warmup={"adam": 0.05, "mc-dropout": 0.05, "vogn": 0.05},
     ),
 }
