@@ -90,7 +90,7 @@ SEARCHES: dict[str, Search] = {
                 {"lr": 0.2, "weight_decay": 2e-3, "curvature": {"init": 0.1, "decay": 0.9998}, "clip": 0.1},
             ),
         },
-        chosen={"adam": 7, "mc-dropout": 1, "vogn": 1, "ivon": 1},
+        chosen={"adam": 7, "mc-dropout": 1, "vogn": 1, "ivon": 6},
         warmup={"ivon": 0.025},  # as in the recipe of Shen et al. (2024), whose other settings are the first trial
     ),
     "alexnet-no-da": Search(
