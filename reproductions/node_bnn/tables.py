@@ -6,7 +6,7 @@ weights, on clean and corrupted images. `gamma`: the weight of the entropy, unde
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +160,7 @@ _TUNED_COLUMNS = (
 )
 
 
-def _changes(records: Records, names: Sequence[str]) -> list[str]:
+def _changes(records: Records, names: Iterable[str]) -> list[str]:
     """Sentences: rows with enough seeds minus the public weights, which all seeds start from."""
     told = []
     for name in names:
