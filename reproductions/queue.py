@@ -30,7 +30,7 @@ PAGE = """# Queue
 
 Written by `python -m reproductions queue`; [queue_rows.py](queue_rows.py) has the rows, [README.md](README.md#queue)
 how to run them. Minutes and hours are those of one core: measured for rows that are done, else (≈) those of the same
-row with another seed.
+row with another seed, or by a timed epoch.
 
 | state | rows | hours |
 |---|---:|---:|"""
@@ -170,11 +170,11 @@ class Queue:
         return Status(row, "planned", self._estimate(row))
 
     def _estimate(self, row: Row, *, own: bool = False) -> float | None:
-        """Minutes in its own record, else the first known of another seed (or of other settings)."""
+        """Minutes in its own record, else the first known of another seed (or of other settings), else the group's."""
         seeds = dict.fromkeys([row.seed] if own else [row.seed, *row.group.seeds])
         paths = [self.results / row.folder / f"{of_seed(row.job, seed)}.json" for seed in seeds]
         known = (minutes_of(read_json(path)) for path in paths if path.exists())
-        return next((minutes for minutes in known if minutes is not None), None)
+        return next((minutes for minutes in known if minutes is not None), row.group.minutes)
 
     def _state(self) -> dict[str, Any]:
         path = self.work / STATE

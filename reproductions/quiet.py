@@ -106,8 +106,8 @@ def paused_while(true: Callable[[], bool], tell: Callable[[bool], None], *, poll
 
     before = signal.signal(_PAUSE, wait)
     watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
     try:
+        watcher.start()  # here, since a slow start may already be interrupted by what it watches for
         wait(_PAUSE, None)
         yield
     finally:

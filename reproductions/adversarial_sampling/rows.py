@@ -161,6 +161,7 @@ SETTINGS: dict[str, dict[str, Case]] = {
             _varied(_SMALL_TUNED, "resnet8-first-0.05", "σ from 0.05", variants=_ALL),
             _varied(_SMALL_TUNED, "resnet8-first-0.02", "σ from 0.02", init=0.02),
             _varied(_SMALL_TUNED, "resnet8-fixed-norms", "σ from 0.05, BatchNorm not random", random="all"),
+            _varied(replace(_TUNED_RESNET, draws=50), "resnet20-first-0.05", "σ from 0.05", init=0.05),
         ]
     ),
     "smoke": dict([_varied(replace(_TINY, start=BASELINE), "convnet-last", "last layer random", random="last")]),

@@ -27,7 +27,6 @@ from credo.experiments.runs import CHECKPOINT, Run, versions
 from credo.predict import predict
 from credo.training.files.checkpoint import load_checkpoint
 from reproductions.bayesian_cnn.rows import (
-    COMPARED,
     COMPARED_DRAWS,
     DATA,
     DRAWS,
@@ -37,8 +36,10 @@ from reproductions.bayesian_cnn.rows import (
     RATES,
     ROWS,
     Row,
+    compared,
     experiment_for,
     form_of,
+    trained,
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS, class_split, ood_auroc, snapshot
 from reproductions.jobs import Job, Record, of_seed
@@ -162,7 +163,7 @@ def _job(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0)
         # The paper prunes no network of CIFAR-100, and measuring them is expensive.
         "pruned_draws": 0 if (data, scale) == ("cifar100", "cpu") else PRUNED_DRAWS[scale],
         "watched": watched,
-        "compared": row in COMPARED and data == "cifar100",
+        "compared": row in compared(scale) and data == "cifar100",
         "experiment": experiment,
     }
     if arguments["compared"]:
@@ -172,7 +173,7 @@ def _job(row: Row, data: str, scale: str, form: str = "lrt-free", seed: int = 0)
 
 def accuracy_jobs(scale: str, seed: int = 0) -> list[Job]:
     """Table 1."""
-    return [_job(row, data, scale, seed=seed) for data in DATA for row in ROWS]
+    return [_job(row, data, scale, seed=seed) for data in DATA for row in ROWS if trained(row, data, scale)]
 
 
 def form_jobs(scale: str, seed: int = 0) -> list[Job]:
@@ -182,7 +183,7 @@ def form_jobs(scale: str, seed: int = 0) -> list[Job]:
 
 def dropout_jobs(scale: str, seed: int = 0) -> list[Job]:
     """AlexNet on CIFAR-100: Bayesian, and point estimates without and with dropout."""
-    return [_job(row, "cifar100", scale, seed=seed) for row in COMPARED]
+    return [_job(row, "cifar100", scale, seed=seed) for row in compared(scale)]
 
 
 def pruning_jobs(scale: str, seed: int = 0) -> list[Job]:

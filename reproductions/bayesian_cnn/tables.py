@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from reproductions.bayesian_cnn.rows import (
-    COMPARED,
     DATA,
     DRAWS,
     FORMS,
@@ -18,6 +17,7 @@ from reproductions.bayesian_cnn.rows import (
     PRUNED_DRAWS,
     RATES,
     ROWS,
+    compared,
 )
 from reproductions.bayesian_cnn.uncertainty import LINKS
 from reproductions.jobs import Record, Records
@@ -83,7 +83,7 @@ def forms_table(records: Records, scale: str) -> ResultTable:
 def dropout_table(records: Records, scale: str) -> ResultTable:
     """AlexNet on CIFAR-100 beside dropout."""
     rows: list[list[Any]] = []
-    for row in COMPARED:
+    for row in compared(scale):
         record = records.get(f"{row.key}-cifar100")
         for draws, numbers in (record or {"numbers": {"by_draws": {}}})["numbers"]["by_draws"].items():
             bayesian = row.kind == "bayesian"
@@ -91,9 +91,9 @@ def dropout_table(records: Records, scale: str) -> ResultTable:
             theirs, ours = f"{printed[0]} / {printed[1]}", f"{numbers['train']:.2f} / {numbers['test']:.2f}"
             rows.append([row.title + (f", {draws} draws" if bayesian else ""), theirs, ours])
     notes = [
-        "AlexNet on CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on validation images "
-        "(ours: the test set). Dropout of one half before the last layer, or the last three, off when predicting. The "
-        "paper's draws are those of training, ours those of prediction."
+        "The paper's are of AlexNet. CIFAR-100: accuracy in % on training images (ours: the first 2,000) and on "
+        "validation images (ours: the test set). Dropout of one half before the last layer, or the last three, off "
+        "when predicting. The paper's draws are those of training, ours those of prediction."
     ]
     columns = ["network", "train / val % paper", "train / test %"]
     return ResultTable(f"Dropout {_BY}", columns, rows, [*notes, *smoke_note(scale)])

@@ -6,6 +6,7 @@ weights, on clean and corrupted images. `gamma`: the weight of the entropy, unde
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from reproductions.node_bnn.rows import (
     tuned_method,
 )
 from reproductions.node_bnn.train import shift_job, trainings_of, tune_job
-from reproductions.seeds import by_seed, spread
+from reproductions.seeds import by_seed, paired, spread
 from reproductions.study import ResultTable, Stage, smoke_note
 
 # -- Table 1: sizes --------------------------------------------------------------------------------------------
@@ -147,7 +148,7 @@ def tuned_table(records: Records, scale: str, data: str | None = None) -> Result
             rows.append([title, "1" if scaled else passes, *pairs, nodes, str(len(of_seeds)), minutes])
     numbers = [f"{name}{whose}" for name in ("error %", "NLL", "ECE") for whose in (" paper", "")]
     columns = ["row", "passes", *numbers, "nodes %", "seeds", "min"]
-    notes = _tuned_notes(scale) if data is None else imagenet.notes(scale)
+    notes = [*_tuned_notes(scale), *_changes(records, names)] if data is None else imagenet.notes(scale)
     title = "Table 2: pretrained networks made Bayesian (Trinh et al. 2020)"
     return ResultTable(title, columns, rows, [*notes, _TUNED_COLUMNS])
 
@@ -157,6 +158,26 @@ _TUNED_COLUMNS = (
     "scaling: each half of the test images with the temperature of the other. nodes %: parameters of the nodes' "
     "posterior relative to the weights. min: minutes of training."
 )
+
+
+def _changes(records: Records, names: Iterable[str]) -> list[str]:
+    """Sentences: rows with enough seeds minus the public weights, which all seeds start from."""
+    told = []
+    for name in names:
+        public = records.get(f"{name.split('-')[0]}-sgd", {}).get("numbers", {}).get("1")
+        for passes in records[name]["numbers"] if public and name in records else ():
+            found = {seed: one["numbers"][passes] for seed, one in by_seed(records, name).items()}
+            parts = [
+                f"{title} {change}"
+                for title, key, digits in (("error", "error", 2), ("NLL", "nll", 3), ("ECE", "ece", 3))
+                if (
+                    change := paired({s: of[key] for s, of in found.items()}, dict.fromkeys(found, public[key]), digits)
+                )
+            ]
+            if parts:
+                about = f"{records[name]['network']} {TITLES[records[name]['variant']]}"
+                told.append(f"{about} minus the public weights, over seeds, 95 % t intervals: {', '.join(parts)}.")
+    return told
 
 
 def _tuned_notes(scale: str) -> list[str]:

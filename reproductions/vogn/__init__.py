@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reproductions.study import Study, Table
 from reproductions.vogn.rows import NETWORKS
+from reproductions.vogn.search import search_stages, search_table
 from reproductions.vogn.tables import table_1, table_1_stages
 
 STUDY = Study(
@@ -15,6 +16,7 @@ STUDY = Study(
             table_1,
             all_rows=tuple(NETWORKS),
             seeds=True,
-        )
+        ),
+        "search": Table("how the settings of --scale cpu were searched", search_stages, search_table, on_request=True),
     },
 )

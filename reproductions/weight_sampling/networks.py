@@ -14,7 +14,7 @@ from credo.evaluate import sample_study
 from credo.experiments.config import Experiment, in_order, make_experiment, prepare
 from credo.experiments.runs import Run
 from reproductions.jobs import Job, of_seed
-from reproductions.seeds import by_seed, spread
+from reproductions.seeds import by_seed, paired, spread
 from reproductions.study import ResultTable, smoke_note
 
 RHOS = (-30.0, -10.0, -4.0, -3.0, -2.5, -2.0, -1.5)
@@ -165,9 +165,21 @@ def table_1(records: dict[str, dict[str, Any]], scale: str) -> ResultTable:
     notes = [
         "Accuracy in %, of one sampled network, mean of 100; over several seeds mean ± standard deviation.",
         *(f"{name}: {_describe(setting)}" for name, setting in SETTINGS.items()),
+        *_leads(records),
     ]
     notes += smoke_note(scale)
     return ResultTable("Table 1: accuracy on unperturbed data (Zhang and Chen 2020)", columns, rows, notes)
+
+
+def _leads(records: dict[str, dict[str, Any]]) -> list[str]:
+    """Sentence: Bayesian networks minus the deterministic one without L2, paired by seed."""
+
+    def accuracies(name: str) -> dict[int, float]:
+        return {seed: one["numbers"]["test"]["mean"] for seed, one in by_seed(records, f"tuned-{name}").items()}
+
+    found = {rho: paired(accuracies(f"bayesian-{rho:g}"), accuracies("deterministic-0")) for rho in RHOS}
+    told = [f"ρ={rho:g} {lead}" for rho, lead in found.items() if lead]
+    return [f"Test, tuned, minus λ=0, paired by seed, 95 % t intervals: {', '.join(told)}."] if told else []
 
 
 def _describe(setting: dict[str, Any]) -> str:

@@ -41,6 +41,7 @@ def test_settings_differ_from_the_tables_in_one_thing() -> None:
     settings = rows.SETTINGS["cpu"]
     bases = {"lenet5": rows.SCRATCH["cpu"]["mnist-lenet5"].method}
     bases["resnet8"] = settings["resnet8-first-0.05"].method
+    bases["resnet20"] = rows.TUNED["cpu"]["cifar10-resnet20"].method
     for key, case in settings.items():
         base = bases[key.split("-")[0]]
         assert len([name for name in base if base[name] != case.method[name]]) == (key != "resnet8-first-0.05"), key

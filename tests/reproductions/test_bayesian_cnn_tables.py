@@ -76,8 +76,8 @@ def test_tables_share_their_networks() -> None:
         "lenet5-bayesian-mnist-weights-free",
         "lenet5-bayesian-mnist-lrt-relative",
         "lenet5-bayesian-mnist-weights-relative",
-        "alexnet-dropout-1-cifar100",
-        "alexnet-dropout-3-cifar100",
+        "alexnet-half-dropout-1-cifar100",
+        "alexnet-half-dropout-3-cifar100",
     }
 
 

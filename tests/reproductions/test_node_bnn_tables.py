@@ -20,7 +20,7 @@ from credo.experiments.options import own_normalize
 from credo.experiments.runs import CHECKPOINT, Run
 from credo.models import build_model
 from credo.training.files.checkpoint import load_checkpoint
-from reproductions.jobs import run_jobs
+from reproductions.jobs import of_seed, run_jobs
 from reproductions.node_bnn import imagenet, tables
 from reproductions.node_bnn import rows as node_rows
 from reproductions.node_bnn import train as node_train
@@ -322,6 +322,27 @@ def test_notes_tell_of_their_own_rows(scale: str) -> None:
     assert f"for {given['epochs']} epoch" in images
     assert ("torchvision's weights" in images) == given["weights"]
     assert ("random weights" in images) == (scale == "smoke") == ("Preset smoke" in images)
+
+
+def test_seeds_are_compared_with_the_weights_they_start_from() -> None:
+    def record(variant: str, passes: str, error: float) -> dict[str, Any]:
+        numbers = {"error": error, "nll": 0.3, "ece": 0.01}
+        sizes = {"nodes": 5, "network": 100}
+        return {
+            "network": "resnet20",
+            "variant": variant,
+            "numbers": {passes: numbers},
+            "parameters": sizes,
+            "seconds": 1,
+        }
+
+    records = {"resnet20-sgd": record("sgd", "1", 8.0)}
+    for seed, error in enumerate((7.0, 6.0, 5.0)):
+        records[of_seed("resnet20-ibnn-16", seed)] = record("ibnn-16", "16", error)
+    told = "resnet20 iBNN-16 minus the public weights, over seeds, 95 % t intervals: error -2.00 (-4.48 … +0.48), "
+    assert any(note.startswith(told) for note in tables.tuned_table(records, "cpu").notes)
+    del records["resnet20-ibnn-16-seed2"]
+    assert not any("minus the public" in note for note in tables.tuned_table(records, "cpu").notes), "too few seeds"
 
 
 def test_training_sizes_are_those_of_the_data() -> None:

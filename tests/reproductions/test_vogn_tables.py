@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pages import ROOT
 from torch import nn
 
 import credo
@@ -19,7 +20,9 @@ from reproductions.jobs import of_seed
 from reproductions.studies import STUDIES
 from reproductions.study import SCALES
 from reproductions.vogn import rows as vogn_rows
+from reproductions.vogn import search
 from reproductions.vogn import tables as vogn
+from reproductions.vogn.trials import SEARCHES
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -68,7 +71,9 @@ def test_the_papers_numbers_for_vogn() -> None:
 
 def test_the_larger_networks_with_preset_cpu_fit_their_fewer_epochs() -> None:
     """Warm-ups keep their fraction of the training; IVON's curvature forgets its initial value."""
-    larger = [row for row in vogn_rows.chosen_rows("cpu", tuple(vogn_rows.NETWORKS)) if row[0] != "lenet5"]
+    searched = {(network, optimiser) for network, search in SEARCHES.items() for optimiser in search.settings}
+    rows = vogn_rows.chosen_rows("cpu", tuple(vogn_rows.NETWORKS))
+    larger = [row for row in rows if row[0] != "lenet5" and row not in searched]
     warm = 0
     for network, optimiser in larger:
         short, whole = (make_experiment(vogn_rows.experiment_for(network, optimiser, s)) for s in ("cpu", "paper"))
@@ -83,7 +88,7 @@ def test_the_larger_networks_with_preset_cpu_fit_their_fewer_epochs() -> None:
         if optimiser == "ivon":
             assert steps * (1 - short.method["curvature"]["decay"]) == pytest.approx(2, rel=0.02)
             assert whole.method["curvature"]["decay"] == 0.99999
-    assert warm == 3
+    assert warm == 2
 
 
 @pytest.mark.parametrize("network", ["lenet5", "alexnet"])
@@ -196,6 +201,71 @@ def test_seeds_have_a_mean_a_deviation_and_leads_paired_by_seed() -> None:
     # Differences 1, 1.5 and 0.5: 1 ± 4.303 · 0.5/√3.
     assert "VOGN minus Adam, paired by seed, 95 % t intervals: points +1.00 (-0.24 … +2.24)" in table.notes[1]
     assert len(table.notes) == 2, "two seeds of OGN are too few"
+
+
+# -- the search of settings -----------------------------------------------------------------------------------
+
+
+def test_trials_are_trained_on_other_images_than_they_are_measured_on() -> None:
+    (stage,) = search.search_stages("cpu")
+    for job in stage.jobs:
+        training = make_experiment(job.arguments["experiment"]).training
+        assert (training.validation, training.seed) == (5000, 0), job.name
+    for network, found in SEARCHES.items():
+        counts = {optimiser: len(settings) for optimiser, settings in found.settings.items()}
+        assert counts.keys() == found.chosen.keys() == found.common.keys()
+        assert len({count for optimiser, count in counts.items() if optimiser != "adam"}) == 1, network
+        assert counts["adam"] == max(counts.values()), "the baseline has as many trials"
+
+
+@pytest.mark.parametrize(("network", "optimiser"), [(n, o) for n, found in SEARCHES.items() for o in found.settings])
+def test_a_row_has_the_settings_of_its_best_trial(network: str, optimiser: str) -> None:
+    records = STUDIES["vogn"].tables["search"].records(ROOT / "results/vogn/cpu", "cpu")
+    best = search.best(records, network, optimiser)
+    if best is None:
+        assert SEARCHES[network].chosen[optimiser] == 1, "the setting from before the search"
+        return
+    assert SEARCHES[network].chosen[optimiser] == best.number
+    experiment = vogn_rows.experiment_for(network, optimiser, "cpu")
+    assert experiment["method"] == records[best.name]["arguments"]["experiment"]["method"]
+
+
+@pytest.mark.slow
+def test_a_trial_is_measured_on_its_held_out_images(tmp_path: Path) -> None:
+    job = next(job for job in search.search_stages("smoke")[0].jobs if job.name == "lenet5-vogn-1")
+    record = search.trial_job(job.arguments, tmp_path / "run")
+    experiment = make_experiment(job.arguments["experiment"])
+    prepared = prepare(experiment)
+    options = experiment.training
+    for _ in train(prepared.posterior, prepared.loader, epochs=options.epochs, schedule=options.make_schedule()):
+        pass
+    assert prepared.validation is not None
+    held_out = predict(prepared.posterior, prepared.validation, draws=job.arguments["draws"])
+    assert held_out.targets is not None
+    assert len(held_out.targets) + len(prepared.loader.split) == len(prepared.dataset.train)
+    accuracy = 100 * (held_out.labels == held_out.targets).double().mean().item()
+    assert record["numbers"]["accuracy"] == pytest.approx(accuracy)
+    assert search.trial_job(job.arguments, tmp_path / "run")["numbers"] == record["numbers"], "resumed at its end"
+
+
+def test_the_trial_with_the_lowest_nll_is_chosen() -> None:
+    names = [trial.name for trial in search.trials("lenet5", "ivon")]
+    records = {
+        name: {
+            "numbers": {"accuracy": 60.0, "nll": 1.0 - 0.1 * (number == 2), "ece": 0.01},
+            "arguments": {"experiment": vogn_rows.experiment_for("lenet5", "ivon", "cpu", trial=number)},
+        }
+        for number, name in enumerate(names, 1)
+    }
+    table = search.search_table(records, "cpu")
+    assert [row[-1] for row in table.rows] == ["", "chosen", "", "", "", ""]
+    assert table.rows[0][1:4] == [
+        "lr 0.2, weight_decay 0.0002, curvature init 0.5 / decay 0.99999, clip none",
+        "30",
+        "60.00",
+    ]
+    del records[names[0]]
+    assert not any(row[-1] for row in search.search_table(records, "cpu").rows), "not before all are there"
 
 
 def test_a_table_without_records() -> None:

@@ -16,12 +16,33 @@ from credo.data import Batches, Split
 from credo.evaluate import accuracy
 from credo.experiments.config import make_experiment, prepare
 from credo.experiments.runs import Run
-from reproductions.jobs import run_jobs
+from reproductions.jobs import of_seed, run_jobs
 from reproductions.studies import STUDIES
 from reproductions.study import SCALES
 from reproductions.weight_sampling import attack_sets, networks, paper, stages, tables
 
 STUDY = STUDIES["weight-sampling"]
+
+
+# -- several seeds --------------------------------------------------------------------------------------------
+
+
+def test_leads_are_paired_by_seed() -> None:
+    """ρ = −30 has 80, 81 and 85 %, the others 79, 79 and 82: differences 1, 2 and 3, half-width 4.303/√3 = 2.48."""
+    records: dict[str, dict[str, Any]] = {}
+    names = [job.name for job in attack_sets.set_jobs("cpu")]
+    for job in stages.network_jobs("cpu"):
+        accuracies = (80.0, 81.0, 85.0) if job.name == "tuned-bayesian--30" else (79.0, 79.0, 82.0)
+        for seed, value in enumerate(accuracies):
+            one = {split: {"mean": value} for split in ("validation", "test")}
+            records[of_seed(job.name, seed)] = {"numbers": one}
+            if seed == 0 or job.name in ("tuned-bayesian--30", "tuned-deterministic-0"):
+                records[of_seed(f"sets-{job.name}", seed)] = {"numbers": {name: {"1": value} for name in names}}
+    clean, perturbed = networks.table_1(records, "cpu"), tables.table_2(records, "cpu")
+    assert "ρ=-30 +2.00 (-0.48 … +4.48), ρ=-10 +0.00 (+0.00 … +0.00)" in clean.notes[-1]
+    assert perturbed.notes[-2].endswith("of 3 seeds: ρ=-30 82.0 ± 2.6, λ=0 80.0 ± 1.7."), "those with three seeds"
+    assert perturbed.notes[-1].endswith("95 % t intervals: λ=0 +2.0 (-0.5 … +4.5).")
+    assert perturbed.rows[-1][1] == "80.0 (81.0)", "the columns are of seed 0"
 
 
 # -- the plan -------------------------------------------------------------------------------------------------
