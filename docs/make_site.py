@@ -130,8 +130,26 @@ def rewritten(text: str, source: Path, places: dict[Path, str]) -> str:
         path = goal.relative_to(ROOT)
         return label if f"{path}" in label else f"{label} (`{path}` in the repository)"
 
-    parts = re.split(r"(^ *```.*?^ *```$)", text, flags=re.DOTALL | re.MULTILINE)
+    parts = re.split(r"(^ *```.*?^ *```$)", deepened(text), flags=re.DOTALL | re.MULTILINE)
     return "".join(part if part.lstrip().startswith("```") else LINK.sub(point, spaced(part)) for part in parts)
+
+
+def deepened(text: str) -> str:
+    """Return Markdown whose numbered items have what belongs to them four spaces deep, as Python-Markdown wants it.
+
+    GitHub wants three, under the first letter of the item. An item after one with paragraphs gets an empty line above.
+    """
+    lines: list[str] = []
+    inside = loose = in_code = False
+    for line in text.split("\n"):
+        in_code ^= line.lstrip().startswith("```")
+        starts = not in_code and re.match(r"\d+\. ", line) is not None
+        if starts and inside and loose and lines[-1]:
+            lines.append("")
+        inside = starts or (inside and (not line or line.startswith("   ")))
+        loose = inside and (loose or not line)
+        lines.append(f" {line}" if inside and line.startswith("   ") else line)
+    return "\n".join(lines)
 
 
 def spaced(text: str) -> str:

@@ -58,7 +58,7 @@ def test_every_method_after_a_step(name: str) -> None:
     about = posterior.describe()
     if about.kl is not None:
         assert about.kl().item() > 0
-        assert about.kl_weight is not None
+    if about.kl_weight is not None:
         assert about.kl_weight(0) == 1.0
     for state in about.state.values():
         assert state.layout is not None

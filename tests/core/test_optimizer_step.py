@@ -165,6 +165,13 @@ def test_options_that_torch_cannot_combine_are_named(options: dict) -> None:
         OptimizerStep(dict(network().named_parameters()), {"name": "adam", **options}, 0.1)
 
 
+def test_the_networks_own_parameters_are_named_before_those_of_a_posterior() -> None:
+    net, scale = nn.Linear(2, 1), nn.Parameter(torch.ones(()))
+    stepper = OptimizerStep({"scale": scale, "model.weight": net.weight, "model.bias": net.bias}, "sgd", 0.1)
+    with pytest.raises(NonFiniteError, match=r"^The gradient of weight is not finite"):
+        stepper.step((0 * scale * net(torch.ones(1, 2))).sqrt().sum(), at=0)  # the derivative of a root at 0
+
+
 def test_ready_changes_no_parameter_and_move_cannot_fail() -> None:
     ours, theirs = network(), network()
     whole, halves = (OptimizerStep(dict(net.named_parameters()), {"clip_norm": 0.1}, 0.1) for net in (ours, theirs))

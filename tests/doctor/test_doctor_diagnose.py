@@ -301,6 +301,21 @@ def test_a_posterior_that_tells_little(trained: Trained, examine: Examine) -> No
     assert examine(wrong).findings[0].name == "data-size"
 
 
+@pytest.mark.parametrize(("kind", "predicts_by_draws"), [("classes", False), ("positions", True)])
+def test_predictions_without_draws_have_no_monte_carlo_error(kind: str, predicts_by_draws: bool) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    net: nn.Module = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))
+    if kind == "positions":
+        x, y = torch.randn(40, 5, 6), torch.arange(200).view(40, 5) % 3
+        y[:3, 2:], y[3] = -100, -100  # labels that do not count, and an example without any
+    loader = DataLoader(TensorDataset(x, y), batch_size=20)
+    likelihood = {"kind": "categorical", "class_dim": -1}
+    posterior = credo.Laplace(net, data_size=40, likelihood=likelihood).fit(loader)
+    found = credo.diagnose(posterior, loader, loader)
+    assert (found.measurements["monte_carlo"] is not None) is predicts_by_draws
+
+
 def test_very_little_data() -> None:
     torch.manual_seed(0)
     posterior = credo.BBB(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), data_size=2)

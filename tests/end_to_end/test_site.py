@@ -74,6 +74,19 @@ def test_links_out_of_the_folder_lead_into_the_site(site: ModuleType) -> None:
     assert site.rewritten(text, page, site.copies()) == wanted + "```python\n[a](b)\n```\n"
 
 
+def test_numbered_items_keep_what_belongs_to_them(site: ModuleType) -> None:
+    text = (
+        "1. one\n\n   ```sh\n   1. code\n   ```\n\n   more\n2. two\n   still\n3. three\n\n"
+        "text\n   x\n\n```\n1. a\n   b\n```\n"
+    )
+    wanted = (
+        "1. one\n\n    ```sh\n    1. code\n    ```\n\n    more\n\n2. two\n    still\n\n3. three\n\n"
+        "text\n   x\n\n```\n1. a\n   b\n```\n"
+    )
+    assert site.deepened(text) == wanted
+    assert site.deepened("1. a\n   b\n2. c\n") == "1. a\n    b\n2. c\n"
+
+
 def test_every_finding_of_the_doctor_is_among_the_gotchas() -> None:
     sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src/credo/doctor").rglob("*.py"))
     names = set(re.findall(r'Finding\(\s*"([a-z-]+)"', sources))

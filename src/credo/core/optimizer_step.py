@@ -232,7 +232,8 @@ class OptimizerStep(NotFollowed):
         return "The norm of the gradient" if where is None else f"The gradient of {where}"
 
     def _first_bad(self, tensors: Iterable[tuple[str, Tensor]]) -> str | None:
-        for name, tensor in tensors:
+        """The first that is not finite; the network's own before those that a posterior adds."""
+        for name, tensor in sorted(tensors, key=lambda pair: plain_name(pair[0]) == pair[0]):
             if not is_finite(tensor):
                 return self.locate(name, tensor) if self.locate else plain_name(name)
         return None

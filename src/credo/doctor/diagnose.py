@@ -31,6 +31,7 @@ from credo.doctor.measurements import Counts, Measurements, method_info
 from credo.doctor.run_rules import run_rules
 from credo.doctor.subset import Subset, take_subset
 from credo.evaluate.fidelity.chain_study import chain_study
+from credo.predict.closed_form import has_closed_form
 
 OnStage = Callable[[str, int, int], None]
 STAGES = (
@@ -47,8 +48,8 @@ _CHAIN_ROWS = 100
 def diagnose(
     posterior: Posterior,
     loader: Iterable[Any],
-    *,
     test: Iterable[Any] | None = None,
+    *,
     baseline: Posterior | None = None,
     draws: int = 32,
     data_size: int | None = None,
@@ -130,6 +131,7 @@ def _measure(
 ) -> Measurements:
     # Neither a mixture nor a stack of samples lies around the network's own weights.
     has_mean = len(posterior.parts) == 1 and posterior.describe().chains is None
+    needs_no_draws = posterior.default_predictive == "linear" and has_closed_form(posterior, None, evaluated.x)
     stage()
     statistics_found = statistics(posterior, train, evaluated, on_test, seed=seed)
     stage()
@@ -168,7 +170,7 @@ def _measure(
         statistics=statistics_found,
         dispersion=dispersion(on_test),
         train_dispersion=dispersion(on_train),
-        monte_carlo=monte_carlo(on_test, random=posterior.is_random, seed=seed),
+        monte_carlo=None if needs_no_draws else monte_carlo(on_test, random=posterior.is_random, seed=seed),
         history=history_of(history),
         epochs=len(history) or round(posterior.steps / train.batches) or None,
         inputs=input_scale(posterior, train, seed=seed),

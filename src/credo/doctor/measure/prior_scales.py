@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
@@ -58,9 +59,17 @@ def prior_scales(posterior: Posterior, held_out: Subset, *, seed: int = 0) -> Pr
         about.scale_prior(factor / before)
         before = factor
         evidence.append(about.evidence())
-        rows.append(-predict(tried, held_out.split(256), seed=seed).log_likelihood.double())
+        rows.append(-_by_example(predict(tried, held_out.split(256), seed=seed).log_likelihood.double()))
     nll = [float(each.mean()) for each in rows]
     chosen, best = evidence.index(max(evidence)), nll.index(min(nll))
     std = prior.std if isinstance(prior, Gaussian) and isinstance(prior.std, float) else None
     gap = paired_difference(rows[chosen], rows[best])
     return PriorScales(evidence, nll, FACTORS[chosen], FACTORS[best], gap, std)
+
+
+def _by_example(log_likelihood: Tensor) -> Tensor:
+    """One number for each example: the mean over its labels that count, without examples that have none."""
+    if log_likelihood.dim() == 1:
+        return log_likelihood
+    means = log_likelihood.flatten(1).nanmean(1)
+    return means[~means.isnan()]
