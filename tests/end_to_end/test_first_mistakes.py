@@ -99,6 +99,24 @@ def test_labels_in_a_column() -> None:
         credo.fit(credo.BBB(network(), data_size=40), [(X, Y[:, None])], epochs=1)
 
 
+@pytest.mark.parametrize("y", [Y, X[:, 0], X[:, :1]], ids=["labels", "[n]", "[n, 1]"])
+@pytest.mark.parametrize("method", [credo.MAP, credo.BBB])
+@pytest.mark.parametrize("way", [credo.predict, lambda posterior, pair: credo.predictor(posterior)(pair)])
+def test_inputs_and_targets_that_are_not_one_batch(way: Any, method: Any, y: torch.Tensor) -> None:
+    posterior = credo.fit(method(network(), data_size=40), loader(Y), epochs=1, progress=False)
+    with pytest.raises(
+        credo.InputsError, match=r"\(x, y\) are two batches of inputs; one batch of both is \[\(x, y\)\]"
+    ):
+        way(posterior, (X, y))
+    assert len(way(posterior, (X, X))) == 80  # two batches
+
+
+def test_a_later_batch_of_another_form() -> None:
+    posterior = credo.fit(credo.BBB(network(), data_size=40), loader(Y), epochs=1, progress=False)
+    with pytest.raises(credo.InputsError, match=r"as many dimensions as the first.*as \[8, 5, 4\]"):
+        credo.predict(posterior, [X, X.view(8, 5, 4)])
+
+
 def test_a_network_of_two_inputs_that_gets_one() -> None:
     net = nn.Bilinear(4, 4, 3)
     with pytest.raises(
