@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
 import torch
@@ -225,8 +225,8 @@ def known_size(loader: Any) -> tuple[int, int] | None:
     and processes that train together may hold a shard each.
     """
     if isinstance(loader, Batches):  # over all processes
-        own = _labelled(loader.split)
-        return own, own
+        labelled = _labelled(loader.split)
+        return labelled, labelled
     own = getattr(loader, "data_size", None)
     if isinstance(own, int):
         return own, own
@@ -252,7 +252,8 @@ def known_size(loader: Any) -> tuple[int, int] | None:
 
 def _labelled(dataset: Sized) -> int:
     """Number of examples of a data set that have a label; of all, where labels cannot be looked at without a pass."""
-    indices, whole = None, dataset
+    indices: Sequence[int] | None = None
+    whole: Any = dataset
     while type(whole) is Subset:  # of a Subset: `random_split` again
         indices = whole.indices if indices is None else [whole.indices[index] for index in indices]
         whole = whole.dataset

@@ -150,7 +150,7 @@ def read_table(
         lines: The lines of a table that is in no file; `path` is then what messages call it.
     """
     if lines is None and not path.is_file():
-        raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
+        raise DataMissingError(f"there is no file {path}: give the path of a table")
     try:
         if lines is None:
             with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
