@@ -3,6 +3,7 @@
     python gan.py [--seed 0] [--json FILE] [--quick]
 
 With MNIST if its files are found (see `credo data`), else enlarged digits of scikit-learn. A classifier scores samples.
+Writes pictures gan_*.png into the current folder.
 """
 
 import argparse
@@ -25,11 +26,13 @@ from credo.models import build_model
 parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
 parser.add_argument("--seed", type=int, default=0, help="of both GANs: networks, noise, order of images")
 parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all scores, with seed and versions")
-parser.add_argument("--quick", action="store_true", help="a few seconds, only to see it run")
+parser.add_argument(
+    "--quick", action="store_true", help="few images and steps, five seconds of one core: only to see it run"
+)
 given = parser.parse_args()
 SIZE, LATENT, WIDTH = 32, 100, 4 if given.quick else 16
 # 936 steps are three epochs of 20,000 MNIST images, or about 43 of scikit-learn's 1,438.
-EXAMPLES, STEPS = (256, 4) if given.quick else (20_000, 936)
+EXAMPLES, HELD_OUT, STEPS = (256, 512, 4) if given.quick else (20_000, 10_000, 936)
 
 
 def load() -> Dataset:
@@ -140,7 +143,7 @@ def formatted(result: dict[str, float]) -> str:
 
 
 digits = load()
-data, held_out = prepared(digits.train, EXAMPLES), prepared(digits.test, len(digits.test))
+data, held_out = prepared(digits.train, EXAMPLES), prepared(digits.test, HELD_OUT)
 # All rows are compared with `reference`; the row of real images is `others`. Neither is used in training.
 reference, others = halves(held_out)
 # Ten images per feature: the covariance of more features would be mostly noise.

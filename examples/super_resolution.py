@@ -1,6 +1,7 @@
 """Bayesian super-resolution: ESPCN makes photographs three times larger and marks uncertain pixels.
 
     python super_resolution.py [FOLDER OF IMAGES] [--test FOLDER OF IMAGES] [--seed 0] [--json FILE] [--quick]
+        [--out super_resolution.png]
 
 Trains on scikit-learn's two photographs and tests on matplotlib's; of a folder, every fifth image is held out.
 """
@@ -34,6 +35,7 @@ parser.add_argument("--test", type=Path, help="test images, instead of every fif
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--json", type=Path, metavar="FILE", help="where to store all numbers, with seed and versions")
 parser.add_argument("--quick", action="store_true", help="about ten seconds: beats bicubic, but by less")
+parser.add_argument("--out", type=Path, metavar="FILE", default="super_resolution.png", help="the picture, a PNG file")
 given = parser.parse_args()
 # At most so many steps and patches: a folder takes no longer than two photographs.
 PATCHES, STEPS = 4000, 264 if given.quick else 3960
@@ -179,5 +181,5 @@ for axes, (title, picture) in zip(figure.subplots(1, 4), pictures.items(), stric
     axes.imshow(cut.numpy(), vmin=0, **colours)
     axes.set_title(title)
     axes.axis("off")
-figure.savefig("super_resolution.png", dpi=80)
-print(f"picture: super_resolution.png, of {name}" + (f", the last of {len(results)}" if len(results) > 1 else ""))
+figure.savefig(given.out, dpi=80)
+print(f"picture: {given.out}, of {name}" + (f", the last of {len(results)}" if len(results) > 1 else ""))

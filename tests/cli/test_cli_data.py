@@ -88,6 +88,12 @@ def test_a_missing_file(call: Call, tiny_mnist: Path) -> None:
     assert found[""] == found["train-labels-idx1-ubyte.gz"] == "missing"
 
 
+def test_the_options_of_a_table(call: Call) -> None:
+    shown = call("data", "csv")
+    assert "options: data.path, data.target, data.drop, data.test_fraction" in " ".join(shown.stderr.split())
+    assert "bytes" not in shown.stdout
+
+
 def test_an_unknown_name(refused: Refused) -> None:
     assert "data set 'minst'. Did you mean 'mnist'?" in refused("data", "minst")
     assert "data set 'minst'" in refused("data", "minst", "--download")

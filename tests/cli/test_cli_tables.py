@@ -152,6 +152,21 @@ def test_a_run_of_an_earlier_version_is_still_read(call: Call, offset: float) ->
 ZERO_ONE = ["a,y", *(f"{z!r},{int(z > 0)}" for z in normal(60))]
 
 
+def test_a_dropped_column_is_ignored_from_training_to_prediction(call: Call, refused: Refused) -> None:
+    rows = [f"row {i},{x!r},{int(x > 0)},{x!r}" for i, x in enumerate(normal(60))]
+    options = ("data.target=price", 'data.drop=["id","expensive"]', "training.epochs=1", "--json")
+    Path("table.csv").write_text("\n".join(["id,a,expensive,price", *rows]) + "\n")
+    shown = call("train", "table.csv", *MAP, *options, "--run", "run")
+    assert "1 input columns without 'id', 'expensive'; the target 'price' is a number" in shown.stderr
+    assert "data.drop=COLUMN leaves one out" in shown.stderr
+    assert json.loads(call("evaluate", "run", "--draws", 1, "--json").stdout)["rmse"] > 0
+    wanted = predicted(call, "a\n0.5\n-1\n")
+    assert predicted(call, "expensive,a,id,price\n?,0.5,x,\n1,-1,y,\n") == wanted
+    assert predicted(call, "0.5\n-1\n") == predicted(call, "7,0.5,?\n8,-1,1\n") == wanted
+    mistaken = ('data.drop=["ids"]', *options[:1], *options[2:], *MAP)
+    assert "Did you mean 'id'?" in refused("train", "table.csv", *mistaken, "--run", "other")
+
+
 def test_a_run_of_a_table_is_used_from_any_folder(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     train(call, ZERO_ONE, "training.epochs=1")
     wanted = json.loads(call("evaluate", "run", "--draws", 1, "--json").stdout)

@@ -29,6 +29,14 @@ def test_train_prints_epochs_to_stderr_and_a_table_to_stdout(call: Call) -> None
     assert "epoch" not in result.stdout
 
 
+def test_processes_that_begin_again_without_a_checkpoint_say_so(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    begins_again = "restarted by torchrun before the first checkpoint: training begins again at step 0"
+    assert begins_again not in call("train", *QUICK, "--run", "first").stderr
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    assert begins_again in " ".join(call("train", *QUICK, "--run", "killed").stderr.split())
+    assert begins_again not in call("train", *QUICK, "--run", "first").stderr  # finished
+
+
 def test_train_json(call: Call) -> None:
     found = json.loads(call("train", *QUICK, "--json", "--run", "here").stdout)
     assert found == json.loads(Path("here/result.json").read_text())

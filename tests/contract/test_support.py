@@ -15,8 +15,17 @@ TABLES = json.loads((Path(__file__).parents[2] / "results" / "support" / "table.
 
 
 def published(key: str, method: str) -> dict[str, Any]:
-    (row,) = [row for row in TABLES[key]["rows"] if row[0] == f"`{method}`"]
+    row = next((row for row in TABLES[key]["rows"] if row[0] == f"`{method}`"), None)
+    assert row, (
+        f"results/support/table.json has no row for {method}: run `python docs/make_results.py`, and commit what it "
+        "writes there and in docs/support.md"
+    )
     return dict(zip(TABLES[key]["columns"][1:], row[1:], strict=True))
+
+
+def test_a_method_without_a_row_says_what_to_run() -> None:
+    with pytest.raises(AssertionError, match=r"no row for yours: run `python docs/make_results\.py`"):
+        published("targets", "yours")
 
 
 @pytest.mark.part(25)

@@ -12,6 +12,7 @@ COLORS = ("red", "green", "blue")
 
 
 def write(tmp_path, rows, header="size,color,y"):
+    tmp_path.mkdir(exist_ok=True)
     path = tmp_path / "table.csv"
     path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n", encoding="utf-8")
     return path
@@ -63,8 +64,49 @@ def test_text_among_numbers_is_an_error_and_no_category(tmp_path):
 
 def test_names_and_identifiers_are_no_categories(tmp_path):
     rows = [(i, f"customer {i}", i) for i in range(40)]
-    with pytest.raises(ValueError, match=r"column 'color' and below: 40 different texts in 40 rows"):
+    with pytest.raises(
+        ValueError, match=r"column 'color' and below: 40 different texts in 40 rows.*by data.drop=\[\"color\"\]"
+    ):
         load_dataset("csv", path=write(tmp_path, rows))
+
+
+@pytest.mark.parametrize("drop", ["id", 0, ["id"], ["id", "note"], [-2, "id"]])
+def test_dropped_columns_are_neither_inputs_nor_checked(tmp_path, drop):
+    rows = [(f"customer {i}", i, "" if i % 2 else i, 2 * i) for i in range(40)]
+    path, wanted = (
+        write(tmp_path, rows, "id,size,note,y"),
+        write(tmp_path / "without", [row[1::2] for row in rows], "size,y"),
+    )
+    names = ["id"] if drop in ("id", 0) else drop
+    if len(names) == 1:
+        with pytest.raises(ValueError, match="column 'note': '' is not a finite number"):
+            load_dataset("csv", path=path, drop=drop)
+        return
+    dataset, without = load_dataset("csv", path=path, drop=drop), load_dataset("csv", path=wanted)
+    assert dataset.columns.names == ("size",)
+    assert dataset.columns.dropped == ((0, "id"), (2, "note"))
+    assert torch.equal(dataset.train.x, without.train.x)
+    assert torch.equal(dataset.test.y, without.test.y)
+
+
+def test_a_table_without_a_header_drops_by_index(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("".join(f"{i},{100 + i},{2 * i},{i / 7}\n" for i in range(20)))
+    columns = load_dataset("csv", path=path, target=1, drop=[0, 3]).columns
+    assert (columns.names, columns.target, columns.dropped) == (("2",), None, ((0, "0"), (2, "3")))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drop": "colour"}, r"no column 'colour': columns are size, color, y, .*\. Did you mean 'color'\?"),
+        ({"drop": "y"}, "'y' is the target and cannot be dropped.* unless data.target names another"),
+        ({"drop": ["size", "color"]}, "no column that is not a target, or dropped"),
+    ],
+)
+def test_columns_that_cannot_be_dropped(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        load_dataset("csv", path=write(tmp_path, colored()), **options)
 
 
 def test_a_category_that_only_test_rows_have_is_said(tmp_path):

@@ -39,6 +39,28 @@ def test_the_target_is_left_out(tmp_path):
     assert "the column 'y' of" in notes[0]
 
 
+DROPPED = Columns((Column("a"), Column("color", ("blue", "red"))), "y", "raise", ((0, "id"), (2, "note")))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a,color\n1.5,red\n2,blue\n",
+        "id,a,color\n7,1.5,red\n8,2,blue\n",
+        "color,note,id,a,id\nred,?,7,1.5,7\nblue,x,8,2,8\n",
+        "1.5,red\n2,blue\n",
+        "7,1.5,?,red\n8,2,x,blue\n",  # in the order of training
+    ],
+)
+def test_dropped_columns_are_ignored_or_not_there(tmp_path, text):
+    assert rows(tmp_path, text, DROPPED) == (WANTED, [])
+
+
+def test_some_of_the_dropped_columns_have_no_order(tmp_path):
+    with pytest.raises(ValueError, match="has 3 columns; the run needs 2: 'a', 'color', without the target"):
+        rows(tmp_path, "7,1.5,red\n", DROPPED)
+
+
 @pytest.mark.parametrize(
     ("header", "message"),
     [
@@ -91,6 +113,11 @@ def test_a_gap_is_filled_only_if_training_said_so(tmp_path, text):
     assert gaps == ([True, False, False] if text.endswith(",red\n") else [False, True, True])
 
 
+def test_columns_of_runs_that_had_no_dropped_ones_come_back():
+    found = {key: value for key, value in NAMED.to_dict().items() if key != "dropped"}
+    assert Columns.from_dict(found) == NAMED
+
+
 def test_columns_come_back_from_what_a_model_file_holds():
-    for columns in (NAMED, UNNAMED):
+    for columns in (NAMED, UNNAMED, DROPPED):
         assert Columns.from_dict(columns.to_dict()) == columns

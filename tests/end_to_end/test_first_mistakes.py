@@ -99,6 +99,59 @@ def test_labels_in_a_column() -> None:
         credo.fit(credo.BBB(network(), data_size=40), [(X, Y[:, None])], epochs=1)
 
 
+@pytest.mark.parametrize("y", [Y, X[:, 0], X[:, :1]], ids=["labels", "[n]", "[n, 1]"])
+@pytest.mark.parametrize("method", [credo.MAP, credo.BBB])
+@pytest.mark.parametrize("way", [credo.predict, lambda posterior, pair: credo.predictor(posterior)(pair)])
+def test_inputs_and_targets_that_are_not_one_batch(way: Any, method: Any, y: torch.Tensor) -> None:
+    posterior = credo.fit(method(network(), data_size=40), loader(Y), epochs=1, progress=False)
+    with pytest.raises(
+        credo.InputsError, match=r"\(x, y\) are two batches of inputs; one batch of both is \[\(x, y\)\]"
+    ):
+        way(posterior, (X, y))
+    assert len(way(posterior, (X, X))) == 80  # two batches
+
+
+WITH_NORM = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)]
+
+
+@pytest.mark.parametrize("method", [credo.MAP, credo.BBB])
+@pytest.mark.parametrize("kind", ["list", "loader", "batches"])
+def test_batchnorm_and_a_last_batch_of_one_row(method: Any, kind: str) -> None:
+    def batches(size: int, drop_last: bool = False) -> Any:
+        if kind == "list":
+            return list(zip(X.split(size), Y.split(size), strict=True))
+        if kind == "loader":
+            return DataLoader(TensorDataset(X, Y), batch_size=size, drop_last=drop_last)
+        return credo.data.Batches(credo.data.Split(X, Y), batch_size=size, drop_last=drop_last)
+
+    posterior = method(nn.Sequential(*WITH_NORM), data_size=40)
+    before = {name: value.clone() for name, value in posterior.model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"Batch 4 of 4 has one row, and BatchNorm has no statistics.*drop_last=True"):
+        credo.fit(posterior, batches(13), epochs=1, progress=False)
+    assert posterior.steps == 0
+    assert all(torch.equal(value, before[name]) for name, value in posterior.model.state_dict().items())
+    credo.fit(posterior, batches(20), epochs=1, progress=False)
+    if kind != "list":
+        credo.fit(posterior, batches(13, drop_last=True), epochs=1, progress=False)
+
+
+def test_batchnorm_that_has_many_positions_of_one_row() -> None:
+    net = nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 2, 1), nn.BatchNorm1d(2), nn.Flatten(), nn.Linear(8, 3))
+    credo.fit(credo.MAP(net, data_size=40), list(zip(X.split(13), Y.split(13), strict=True)), epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("train", [lambda p: credo.fit(p, [], epochs=1), lambda p: credo.Laplace.fit(p, [])])
+def test_no_batches(train: Any) -> None:
+    with pytest.raises(ValueError, match="The loader has no batches"):
+        train(credo.Laplace(network(), data_size=40))
+
+
+def test_a_later_batch_of_another_form() -> None:
+    posterior = credo.fit(credo.BBB(network(), data_size=40), loader(Y), epochs=1, progress=False)
+    with pytest.raises(credo.InputsError, match=r"as many dimensions as the first.*as \[8, 5, 4\]"):
+        credo.predict(posterior, [X, X.view(8, 5, 4)])
+
+
 def test_a_network_of_two_inputs_that_gets_one() -> None:
     net = nn.Bilinear(4, 4, 3)
     with pytest.raises(

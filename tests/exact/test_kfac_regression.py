@@ -81,7 +81,42 @@ def test_conjugate_regression(temperature: float, fisher: str, batch: int) -> No
     assert ((torch.stack(stds).mean(0) / std - 1).abs() < 0.1).all()
 
 
-def test_the_sampled_fisher_matrix_implies_nearly_the_exact_posterior() -> None:
+def ratios_to_exact(x: Tensor, precision: float, **curvature: object) -> Tensor:
+    """Standard deviations over those of the exact posterior, at the mean of a regression whose residuals are ±σ.
+
+    There the squared output gradient of every row is that of the model, 1/σ².
+    """
+    net = nn.Linear(x.shape[1], 1, bias=False).double()
+    signs = 1.0 - 2.0 * (torch.arange(len(x)) % 2).double()
+    y = net(x).detach() + NOISE_STD * signs.unsqueeze(1)
+    options = {"prior_precision": precision, "temperature": 1.0, "damping": 0.0, "curvature": curvature}
+    noise = GaussianNoise(NOISE_STD)
+    posterior = NoisyKFAC(net, data_size=len(x), lr=1e-9, likelihood=noise, **options)  # type: ignore[arg-type]
+    posterior.step(lambda net: noise.nll(net(x), y))
+    exact = torch.linalg.inv(x.T @ x / NOISE_STD**2 + precision * torch.eye(x.shape[1], dtype=DOUBLE))
+    return posterior.std()["weight"].flatten() / exact.diagonal().sqrt()
+
+
+@pytest.mark.parametrize("precision", [0.01, 1.0, 10.0, 160.0, 1e4])
+def test_the_prior_in_both_factors_makes_noise_narrower_than_the_posterior(precision: float) -> None:
+    """√(1 + r²)/(1 + r) where inputs are uncorrelated: r² is the prior's precision over that of the data."""
+    x = torch.linalg.qr(normal(40, 5, seed=3)).Q * math.sqrt(40)
+    r = math.sqrt(precision * NOISE_STD**2 / 40)
+    wanted = torch.full((5,), math.sqrt(1 + r**2) / (1 + r), dtype=DOUBLE)
+    torch.testing.assert_close(ratios_to_exact(x, precision), wanted, rtol=1e-6, atol=0)
+    torch.testing.assert_close(ratios_to_exact(x, precision, eigenbasis=True), wanted / wanted, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("precision", [1.0, 10.0])
+def test_with_correlated_inputs_an_eigenbasis_is_exact_and_factors_are_not(precision: float) -> None:
+    x = normal(40, 5, seed=3) @ normal(5, 5, seed=6)
+    assert ratios_to_exact(x, precision).max() < 0.97
+    torch.testing.assert_close(
+        ratios_to_exact(x, precision, eigenbasis=True), torch.ones(5, dtype=DOUBLE), rtol=1e-6, atol=0
+    )
+
+
+def test_of_a_weak_prior_the_sampled_fisher_matrix_implies_nearly_the_exact_posterior() -> None:
     """What the split of the damping costs: below a tenth of each standard deviation, correlations within 0.06."""
     x = features()
     exact = torch.linalg.inv(x.T @ x / NOISE_STD**2 + torch.eye(4, dtype=DOUBLE) / PRIOR_STD**2)

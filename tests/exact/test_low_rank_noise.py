@@ -113,7 +113,7 @@ def test_wrong_arguments_and_networks() -> None:
         made(adapted(), tolerance=0)
     with pytest.raises(credo.UnsupportedModelError, match="no trainable weight matrix"):
         made(adapted(), random=["*lora_b*"])
-    with pytest.raises(credo.CredoError, match="gave no batch"):
+    with pytest.raises(ValueError, match="The loader has no batches"):
         made(adapted()).fit([])
     bad = rows()
     bad[0][1][0, 0] = float("nan")

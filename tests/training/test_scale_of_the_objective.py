@@ -26,6 +26,7 @@ N = 100
 X = torch.randn(N, 3, generator=torch.Generator().manual_seed(0))
 Y = torch.randint(2, (N,), generator=torch.Generator().manual_seed(1))
 SET = TensorDataset(X, Y)
+LABELS = Y.where(torch.arange(N) % 10 == 0, -100)  # ten of a hundred rows have one
 
 
 class Stream(IterableDataset):
@@ -119,6 +120,18 @@ SIZES: dict[str, tuple[Callable[[], Any], tuple[int, int] | None]] = {
     "stream": (lambda: DataLoader(Stream(), batch_size=10), None),
     "list": (lambda: [(X, Y)], (100, 100)),
     "list of one batch": (lambda: [(X, Y)] * 5, (100, 500)),
+    "batches, some labels": (lambda: Batches(Split(X, LABELS), batch_size=50), (10, 10)),
+    "loader, some labels": (lambda: DataLoader(TensorDataset(X, LABELS), batch_size=10), (10, 10)),
+    "subset, some labels": (
+        lambda: DataLoader(Subset(Subset(TensorDataset(X, LABELS), range(50)), [0, 1, 2, 10, 11]), batch_size=5),
+        (2, 2),
+    ),
+    "labelled by sampler": (
+        lambda: DataLoader(TensorDataset(X, LABELS), batch_size=5, sampler=SubsetRandomSampler(range(0, 100, 10))),
+        (10, 10),
+    ),
+    "list, some labels": (lambda: list(zip(X.split(10), LABELS.split(10), strict=True)), (10, 10)),
+    "some pixels": (lambda: Batches(Split(X, LABELS[:, None, None].expand(N, 4, 4)), batch_size=10), (10, 10)),
     "list of what cannot be counted": (lambda: [object()], None),
 }
 
@@ -127,6 +140,13 @@ SIZES: dict[str, tuple[Callable[[], Any], tuple[int, int] | None]] = {
 def test_what_is_known_of_a_loader(kind: str) -> None:
     make, expected = SIZES[kind]
     assert known_size(make()) == expected
+
+
+@pytest.mark.parametrize("kind", ["batches, some labels", "loader, some labels", "list, some labels"])
+def test_rows_without_a_label_are_no_examples(kind: str) -> None:
+    with pytest.warns(credo.DataSizeWarning, match="data_size=100, but the loader has 10 examples.*Give data_size=10"):
+        fit(bbb(N), SIZES[kind][0]())
+    fit(bbb(10), SIZES[kind][0]())  # warnings are errors
 
 
 def test_rows_that_are_not_known_before_are_counted_in_the_first_epoch() -> None:

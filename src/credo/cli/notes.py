@@ -20,7 +20,8 @@ def table_notes(dataset: Dataset) -> Iterator[str]:
     if columns is None:
         return
     rows, called = len(dataset.train) + len(dataset.test), "" if columns.target is None else f" {columns.target!r}"
-    size = f"{rows:,} rows ({len(dataset.test):,} for the test), {len(columns.inputs)} input columns"
+    dropped = f" without {_listed(tuple(repr(name) for _, name in columns.dropped))}" if columns.dropped else ""
+    size = f"{rows:,} rows ({len(dataset.test):,} for the test), {len(columns.inputs)} input columns{dropped}"
     if names is None and dataset.train.y.shape[1] > 1:
         called = f" {_listed(columns.target_names)}" if columns.target_names else ""
         target = f"the {dataset.train.y.shape[1]} targets{called} are numbers"
@@ -30,7 +31,7 @@ def table_notes(dataset: Dataset) -> Iterator[str]:
         are_numbers = all(as_number(name) is not None for name in names)
         target = f"the target{called} has {len(names)} classes, {_listed(names)}"
         target += " (data.task=regression for numbers)" if are_numbers else ""
-    yield f"{size}; {target}; data.target=COLUMN predicts another column"
+    yield f"{size}; {target}; data.target=COLUMN predicts another column, data.drop=COLUMN leaves one out"
     for column in columns.inputs:
         if column.categories is not None:
             inputs = f"{len(column.categories)} categories, one input each, {_listed(column.input_names)}"

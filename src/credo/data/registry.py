@@ -28,7 +28,7 @@ DATASETS: dict[str, DatasetSpec] = {
     "notmnist": sources.NOTMNIST,
     "cifar10": sources.CIFAR10,
     "cifar100": sources.CIFAR100,
-    "csv": DatasetSpec("Your own table: path=..., target=...", "regression", load_csv),
+    "csv": DatasetSpec("Your own table: path=..., target=..., drop=...", "regression", load_csv),
     "arrays": DatasetSpec("Your own .npz or .npy file: path=...", "classification", load_arrays),
     "images": DatasetSpec(
         "Your own images, a folder for each class: path=..., size=...", "classification", load_images
@@ -42,7 +42,7 @@ def load_dataset(name: str, *, root: Path | str | None = None, **options: object
     Args:
         name: A name in `DATASETS`.
         root: Files are read from `root/name`; by default from `$CREDO_DATA/name` or the user's cache.
-        **options: Options of the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, ... of `csv`).
+        **options: Options of the data set (`n`, `noise`, `seed` of the toys; `path`, `target`, `drop`, ... of `csv`).
     """
     spec = find_spec(name)
     _check_options(name, spec, options)
@@ -69,6 +69,12 @@ def dataset_names() -> list[str]:
     return list(DATASETS)
 
 
+def dataset_options(name: str) -> dict[str, inspect.Parameter]:
+    """Return the options that `load_dataset` takes for that name, with their defaults."""
+    parameters = inspect.signature(find_spec(name).load).parameters.values()
+    return {each.name: each for each in parameters if each.kind is each.KEYWORD_ONLY}
+
+
 def find_spec(name: str) -> DatasetSpec:
     """Return the entry of that name; raise ValueError with the closest one if there is none."""
     if name in DATASETS:
@@ -77,7 +83,7 @@ def find_spec(name: str) -> DatasetSpec:
 
 
 def _check_options(name: str, spec: DatasetSpec, options: dict[str, object]) -> None:
-    known = {p.name: p for p in inspect.signature(spec.load).parameters.values() if p.kind is p.KEYWORD_ONLY}
+    known = dataset_options(name)
     surplus = sorted(set(options) - set(known))
     if surplus:
         possible = f"possible are {', '.join(known)}" if known else "it has none"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from credo.core.errors import InputsError
 from credo.core.kernels import flat
 from credo.core.network.failed_pass import explain_failed_pass
 from credo.core.network.flat_layout import Layout
@@ -100,7 +101,13 @@ class FirstLayer:
 
     def _set_moments(self, inputs: Tensor) -> None:
         if inputs.dim() != 2 or len(inputs) != self._rows:
-            raise ValueError(_NEEDS)
+            if self.before is None:
+                raise ValueError(_NEEDS)
+            raise InputsError(
+                "Batches must have as many dimensions as the first, whose rows reach the first linear layer as [batch, "
+                f"{self.layer.in_features}]; rows of this one reach it as {list(inputs.shape)}. Predict inputs of "
+                "several forms in a call each."
+            )
         try:
             variance = F.linear(inputs.square(), self._weight_variance, self._bias_variance)
         except RuntimeError as error:

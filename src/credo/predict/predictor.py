@@ -17,6 +17,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled, warn_if_unfitted
+from credo.core.support.loader_checks import pair_explained
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
 from credo.predict.draw_loop import make_moments, run_draws
@@ -25,7 +26,7 @@ from credo.predict.moments import summable
 from credo.predict.nonfinite import nonfinite_inputs, raise_or_mark
 from credo.predict.recalibrated import recalibrated
 from credo.predict.result import ClassPrediction, Prediction, concatenate
-from credo.predict.run import batches_of, check_on_nonfinite, check_posterior, checked_predictive, predict
+from credo.predict.run import Batch, batches_of, check_on_nonfinite, check_posterior, checked_predictive, predict
 
 WAYS = ("auto", "loop", "vmap")
 # Draws up to this size are kept in memory; larger ones are drawn again for each batch.
@@ -132,10 +133,16 @@ class Predictor:
                 in `predict`.
         """
         check_on_nonfinite(on_nonfinite)
+        batches = batches_of(read_batches(inputs, forward, target), checked_count("batch_size", batch_size))
+        with pair_explained(inputs):
+            return self._joined(batches, on_nonfinite)
+
+    def _joined(self, batches: Iterable[Batch], on_nonfinite: str) -> Prediction:
+        """The prediction of all batches."""
         parts: list[Prediction] = []
         bad_inputs: set[int] = set()
         row, are_finite = 0, True
-        for x, y in batches_of(read_batches(inputs, forward, target), checked_count("batch_size", batch_size)):
+        for x, y in batches:
             part = self._batch(x, y)
             finite = part.finite
             if not bool(finite.all()):

@@ -23,7 +23,7 @@ from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_b
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating, warn_if_unfitted
-from credo.core.support.loader_checks import check_batches, read_quietly
+from credo.core.support.loader_checks import check_batches, pair_explained, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count, checked_seed
@@ -133,16 +133,18 @@ def predict(
     keep_freed()
     if shard is not None:
         torch.manual_seed(seed)  # a loader that shuffles must do so alike in every process
+    given = inputs
     if forward is not None or target is not None:
         inputs = read_batches(inputs, forward, target)
     batches = batches_of(inputs, batch_size)
     first = list(islice(batches, 1))
-    try:
-        return task.run(posterior, chain(first, batches))
-    except NotIsolatedError:  # from the very first pass, before a second batch was read; now under the posterior's lock
-        if shard is not None:
-            raise
-        return task.run(posterior, chain(first, batches))
+    with pair_explained(given):
+        try:
+            return task.run(posterior, chain(first, batches))
+        except NotIsolatedError:  # from the very first pass, before a second batch; now under the posterior's lock
+            if shard is not None:
+                raise
+            return task.run(posterior, chain(first, batches))
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler, Subset, TensorDataset
 
 from credo.core.distributed.process_group import ProcessGroup
 from credo.core.distributed.sync_batchnorm import is_synced
@@ -18,7 +19,7 @@ from credo.core.posterior import Posterior
 from credo.core.support.loader_checks import batch_count, check_batches
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import checked_count
-from credo.data import Batches
+from credo.data import Batches, Split
 from credo.training.epoch_batches import Loader
 from credo.training.schedule import Plateau, Schedule
 from credo.training.validation import MONITORS
@@ -212,9 +213,7 @@ def rows_of(batch: Any) -> int | None:
     """
     try:
         x, y = split_batch(batch)
-        if isinstance(y, Tensor) and not y.is_floating_point() and y.dim():
-            return int((y != _NO_LABEL).flatten(1).any(1).sum()) if y.dim() > 1 else int((y != _NO_LABEL).sum())
-        return len(x) if y is None else len(y)
+        return len(x) if y is None else _labels(y)
     except TypeError:
         return None
 
@@ -222,9 +221,13 @@ def rows_of(batch: Any) -> int | None:
 def known_size(loader: Any) -> tuple[int, int] | None:
     """Return the smallest and largest plausible number of examples of a loader; None if unknown.
 
-    A sampler may leave some out or repeat them, and processes that train together may hold a shard each.
+    Rows without a label do not count, where labels can be looked at. A sampler may leave some rows out or repeat them,
+    and processes that train together may hold a shard each.
     """
-    own = getattr(loader, "data_size", None)  # `Batches`: over all processes
+    if isinstance(loader, Batches):  # over all processes
+        labelled = _labelled(loader.split)
+        return labelled, labelled
+    own = getattr(loader, "data_size", None)
     if isinstance(own, int):
         return own, own
     if isinstance(loader, list | tuple):
@@ -239,11 +242,33 @@ def known_size(loader: Any) -> tuple[int, int] | None:
         return None
     if loader.batch_sampler is None:
         return None  # the data set gives whole batches
-    sizes = [len(dataset)]
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
-        sizes.append(rows_of(dataset.tensors) or len(dataset))  # of which some may have no label
+    sizes = [_labelled(dataset)]
     if loader.batch_size is None:
         sizes.append(len(loader))  # a custom batch sampler: at least one example each
-    elif isinstance(loader.sampler, Sized):
+    elif isinstance(loader.sampler, Sized) and len(loader.sampler) != len(dataset):
         sizes.append(len(loader.sampler))
     return min(sizes), max(sizes) * process_count()
+
+
+def _labelled(dataset: Sized) -> int:
+    """Number of examples of a data set that have a label; of all, where labels cannot be looked at without a pass."""
+    indices: Sequence[int] | None = None
+    whole: Any = dataset
+    while type(whole) is Subset:  # of a Subset: `random_split` again
+        indices = whole.indices if indices is None else [whole.indices[index] for index in indices]
+        whole = whole.dataset
+    if isinstance(whole, Split):
+        y = whole.y
+    elif type(whole) is TensorDataset and len(whole.tensors) == 2:
+        y = whole.tensors[1]
+    else:
+        return len(dataset)
+    return _labels(y if indices is None else y[torch.as_tensor(indices, dtype=torch.long)]) or len(dataset)
+
+
+def _labels(y: Tensor) -> int:
+    """Number of rows of targets that have a label."""
+    if y.is_floating_point() or not y.dim():
+        return len(y)
+    known = y != _NO_LABEL
+    return int((known.flatten(1).any(1) if y.dim() > 1 else known).sum())

@@ -38,6 +38,7 @@ from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike, several
 from credo.training.rows.given_back import GivenBack
 from credo.training.rows.seen_rows import SeenRows
+from credo.training.rows.single_row import check_single_row
 from credo.training.schedule import Plateau, Schedule, make_schedule
 from credo.training.state import Checkpoints, Progress, set_global_generators
 from credo.training.stopping import StopRequest, TrainingStopped
@@ -152,6 +153,7 @@ def train(
     counted = counted or examples is not None or weights is not None
     arguments = (loader, epochs, validation, monitor, patience, schedule)
     all_do(process_group, partial(check_training, posterior, *arguments, counted=counted))
+    check_single_row(posterior, loader)
     options: dict[str, Any] = {"epochs": epochs, "len(loader)": len(loader), "seed": seed, "calibrate": calibrate}
     options |= {"patience": patience, "monitor": monitor, "validation_draws": validation_draws}
     options |= {"checkpoint_every": checkpoint_every, "checkpoint_minutes": checkpoint_minutes}

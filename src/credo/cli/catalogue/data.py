@@ -11,7 +11,7 @@ from credo.cli.output import errors_explained, new_app, print_json, print_table,
 from credo.core.support.progress import make_progress
 from credo.data import data_status, dataset_status, download
 from credo.data.files import data_roots, missing_files, missing_message
-from credo.data.registry import find_spec
+from credo.data.registry import dataset_options, find_spec
 from credo.data.status import DatasetStatus
 
 app = new_app()
@@ -36,6 +36,10 @@ def _command(
         credo data
         credo data mnist --download
         credo data mnist --verify
+        credo data csv
+
+    With NAME, also list its options, which are settings of [data]: for your own table, data.target=COLUMN and
+    data.drop='["id","name"]', the columns to leave out.
 
     Exit code 1 if a named data set is missing or damaged.
     """
@@ -52,7 +56,10 @@ def _command(
             rows = [[s.name, _state(s), _location(s)] for s in found]
             print_table("data sets", ["name", "state", "folder"], rows)
             if name:
-                print_table(name, ["file", "bytes", "state"], _file_rows(found[0]))
+                if found[0].files:
+                    print_table(name, ["file", "bytes", "state"], _file_rows(found[0]))
+                options = ", ".join(f"data.{option}" for option in dataset_options(name))
+                say(f"options: {options}" if options else "options: none")
                 _say_missing(found[0])
         if name and _state(found[0]) in ("missing", "corrupt"):
             raise typer.Exit(1)

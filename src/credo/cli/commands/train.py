@@ -15,7 +15,7 @@ from credo.cli.notes import chosen_notes, epochs_notes, normalize_notes, table_n
 from credo.cli.output import errors_explained, new_app, print_json, print_metrics, say
 from credo.data.image_folders import image_files
 from credo.experiments.config import Experiment, Prepared, assigned, make_experiment, read_experiment
-from credo.experiments.distributed import first_here
+from credo.experiments.distributed import first_here, restarted
 from credo.experiments.runs import ABOUT_MODEL, CHECKPOINT, CONFIG, MODEL, RESULT, Run, used_normalize
 from credo.models.own import is_own, own_model
 from credo.training import TrainingStopped
@@ -120,6 +120,8 @@ def _command(
         before = (run.folder / RESULT).stat().st_mtime_ns if run.finished else None
         if before is None and (run.folder / CHECKPOINT).exists():
             _say_once("resuming from the last checkpoint; completed epochs are shown again")
+        elif before is None and restarted():
+            _say_once("restarted by torchrun before the first checkpoint: training begins again at step 0")
         about = [name for name in ABOUT_MODEL if (run.folder / name).exists()]
         _train(run, experiment, draws)
         if not first_here():

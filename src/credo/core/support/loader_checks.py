@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from credo.core.errors import InputsError
 
 
 def check_batches(given: Any, *, also: str = "") -> None:
@@ -41,6 +44,23 @@ def as_batches(given: Any) -> Any:
     """
     is_pair = isinstance(given, tuple) and len(given) == 2 and all(isinstance(part, Tensor) for part in given)
     return [given] if is_pair else given
+
+
+@contextmanager
+def pair_explained(given: Any) -> Iterator[None]:
+    """While open, an error of inputs says that two tensors are two batches, if they do not look like inputs alike.
+
+    Args:
+        given: What the user gave as inputs.
+    """
+    try:
+        yield
+    except (ValueError, RuntimeError, TypeError) as error:
+        if as_batches(given) is given or len({(part.shape[1:], part.dtype) for part in given}) == 1:
+            raise
+        raise InputsError(
+            f"Two tensors (x, y) are two batches of inputs; one batch of both is [(x, y)]. ({error})"
+        ) from error
 
 
 def batch_count(batches: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -105,11 +106,13 @@ class Columns:
         inputs: The columns, with their categories if they hold text.
         target: Name of the predicted column, or names of several; None for a table without a header.
         gaps: Cells without a value raise ("raise"), or are NaN until they are filled ("mean").
+        dropped: Columns of the training table that are left out, with their positions among those that are no targets.
     """
 
     inputs: tuple[Column, ...]
     target: str | tuple[str, ...] | None
     gaps: Gaps
+    dropped: tuple[tuple[int, str], ...] = ()
 
     @property
     def has_header(self) -> bool:
@@ -157,14 +160,15 @@ class Columns:
         """Return plain containers, for the file of a trained model."""
         inputs = [{"name": c.name, "categories": c.categories and list(c.categories)} for c in self.inputs]
         target = list(self.target) if isinstance(self.target, tuple) else self.target
-        return {"inputs": inputs, "target": target, "gaps": self.gaps}
+        return {"inputs": inputs, "target": target, "gaps": self.gaps, "dropped": [list(each) for each in self.dropped]}
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Columns:
         """Invert `to_dict`."""
         inputs = tuple(Column(c["name"], c["categories"] and tuple(c["categories"])) for c in found["inputs"])
         target = tuple(found["target"]) if isinstance(found["target"], list) else found["target"]
-        return cls(inputs, target, found["gaps"])
+        dropped = tuple((index, name) for index, name in found.get("dropped", ()))  # not in runs of 0.1
+        return cls(inputs, target, found["gaps"], dropped)
 
 
 def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Column:
@@ -188,9 +192,18 @@ def make_column(name: str, cells: Sequence[Cell], categories: Categories) -> Col
     if len(texts) > max(_FEW, len(cells) // 2):
         raise ValueError(
             f"{first.place} and below: {len(texts)} different texts in {len(cells)} rows ({first.shown}, …) are names "
-            "or identifiers rather than categories: nothing can be learned from them. Remove the column"
+            f"or identifiers rather than categories: nothing can be learned from them. {left_out(name)}"
         )
     return Column(name, tuple(sorted(texts)))
+
+
+def left_out(name: str) -> str:
+    """The advice to leave a column out.
+
+    Args:
+        name: Name of the column.
+    """
+    return f"Leave the column out by data.drop={json.dumps([name], ensure_ascii=False)}"
 
 
 def _check_mixed(cells: Iterable[Cell], texts: Mapping[str, int]) -> None:

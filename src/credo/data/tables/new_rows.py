@@ -16,8 +16,8 @@ def read_rows(
 ) -> tuple[Tensor, list[str]]:
     """Return inputs `float64 [rows, inputs]`, not yet standardised, and notes for the user.
 
-    With a header, columns are found by name in any order, and those named like targets are left out. Without a header,
-    here or in training, columns are taken by position.
+    With a header, columns are found by name in any order, and those named like targets or dropped ones are left out.
+    Without a header, here or in training, columns are taken by position, with or without the dropped ones.
 
     Args:
         path: The new table.
@@ -40,8 +40,11 @@ def _by_name(table: Table, columns: Columns) -> list[int]:
     if given == wanted:  # also with repeated names
         return list(range(len(given)))
     missing = [name for name in wanted if name not in given]
-    unknown = [name for name in given if name not in wanted and name not in columns.target_names]
-    twice = sorted({name for name in given if given.count(name) > 1} | {n for n in wanted if wanted.count(n) > 1})
+    ignored = {*columns.target_names, *(name for _, name in columns.dropped)}
+    unknown = [name for name in given if name not in wanted and name not in ignored]
+    twice = sorted(
+        {name for name in given if given.count(name) > 1} - ignored | {n for n in wanted if wanted.count(n) > 1}
+    )
     found = [("lacks", missing), ("has the unknown", unknown), ("or the training table has twice", twice)]
     wrong = " and ".join(f"{verb} {_listed(names)}" for verb, names in found if names)
     if wrong:
@@ -54,6 +57,9 @@ def _by_name(table: Table, columns: Columns) -> list[int]:
 
 def _by_order(table: Table, columns: Columns) -> list[int]:
     count, wanted = len(table.columns), len(columns.inputs)
+    if columns.dropped and count == wanted + len(columns.dropped):
+        dropped = {index for index, _ in columns.dropped}
+        return [index for index in range(count) if index not in dropped]
     if count != wanted:
         called = f": {_listed(columns.names)}" if columns.has_header else ""
         raise ValueError(

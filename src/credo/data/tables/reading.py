@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import difflib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from credo.data.tables.columns import (
     Gaps,
     Standardise,
     as_number,
+    left_out,
     make_column,
     standardised,
 )
@@ -38,6 +40,7 @@ def load_csv(
     *,
     path: str | Path,
     target: str | int | Sequence[str | int] = -1,
+    drop: str | int | Sequence[str | int] = (),
     test_fraction: float = 0.1,
     seed: int = 0,
     task: TableTask = "auto",
@@ -55,6 +58,7 @@ def load_csv(
         path: The file, in UTF-8.
         target: Name or index of the predicted column; the last by default. A list of several: a regression with an
             output for each, or what the likelihood makes of them (several labels; a time and whether it was observed).
+        drop: Name or index of a column that is left out, such as a row's number, or a list of several.
         test_fraction: Fraction of the rows for the test split.
         seed: Seed of the split.
         task: "classification" uses the target's distinct values as classes (`class_names`, sorted) and stratifies the
@@ -80,16 +84,19 @@ def load_csv(
     if count < 2:
         raise ValueError(f"{path} has {count} rows of data: at least 2 are needed, one to train and one to test")
     chosen_columns = _column_indices(table, target)
-    others = [i for i in range(len(table.columns)) if i not in chosen_columns]
+    dropped = _dropped_indices(table, drop, chosen_columns)
+    others = [i for i in range(len(table.columns)) if i not in chosen_columns and i not in dropped]
     if not others:
-        what = "one column, the target" if len(chosen_columns) == 1 else "no column that is not a target"
+        what = "one column, the target" if len(table.columns) == 1 else "no column that is not a target"
+        what += ", or dropped" if dropped else ""
         raise ValueError(f"{path} has {what}: at least one input column is needed")
     if header is None:
         _check_header(table)
     inputs = tuple(make_column(table.columns[i], table.column(i), categories) for i in others)
     is_one = isinstance(target, str | int)
     called = table.columns[chosen_columns[0]] if is_one else tuple(table.columns[i] for i in chosen_columns)
-    columns = Columns(inputs, called if table.has_header else None, gaps)
+    omitted = tuple((i - sum(index < i for index in chosen_columns), table.columns[i]) for i in dropped)
+    columns = Columns(inputs, called if table.has_header else None, gaps, omitted)
     x = columns.encode(table.cells(others))
     cells = [table.column(i) for i in chosen_columns]
     names, y = make_targets(cells[0], task) if is_one else (None, several_targets(cells, task))
@@ -143,7 +150,7 @@ def read_table(
         lines: The lines of a table that is in no file; `path` is then what messages call it.
     """
     if lines is None and not path.is_file():
-        raise DataMissingError(f"there is no file {path}: give the table's path as path=...")
+        raise DataMissingError(f"there is no file {path}: give the path of a table")
     try:
         if lines is None:
             with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets write a byte-order mark
@@ -183,6 +190,19 @@ def _column_indices(table: Table, target: str | int | Sequence[str | int]) -> li
     return found
 
 
+def _dropped_indices(table: Table, drop: str | int | Sequence[str | int], targets: Collection[int]) -> list[int]:
+    """The indices of the columns that are left out, in the order of the table."""
+    given = [drop] if isinstance(drop, str | int) else drop
+    found = sorted({_column_index(table, one) for one in given})
+    both = next((table.columns[index] for index in found if index in targets), None)
+    if both is not None:
+        raise ValueError(
+            f"{table.path}: the column {both!r} is the target and cannot be dropped. The last column is the target "
+            "unless data.target names another"
+        )
+    return found
+
+
 def _column_index(table: Table, target: str | int) -> int:
     if isinstance(target, str) and target in table.columns:
         return table.columns.index(target)
@@ -192,9 +212,11 @@ def _column_index(table: Table, target: str | int) -> int:
     except ValueError:
         index = count
     if not -count <= index < count:
+        near = difflib.get_close_matches(str(target), table.columns, n=1, cutoff=0.5)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(
             f"{table.path} has no column {target!r}: columns are {', '.join(table.columns)}, "
-            f"or an index from 0 to {count - 1} (negative ones count from the end)"
+            f"or an index from 0 to {count - 1} (negative ones count from the end).{hint}"
         )
     return index % count
 
@@ -231,7 +253,8 @@ def _standardise(
     mean, std = moments(train.x)
     empty = [columns.input_names[i] for i in mean.isnan().nonzero().flatten().tolist()]
     if empty:
-        raise ValueError(f"{path}: {', '.join(empty)} has only gaps in the training rows. Remove the column")
+        names = [column.name for column in columns.inputs if empty[0] in column.input_names]
+        raise ValueError(f"{path}: {', '.join(empty)} has only gaps in the training rows. {left_out(names[0])}")
     farthest = (train.x - mean).abs().nan_to_num(nan=0.0).amax(0)
     std = torch.where(columns.is_number, input_scale(std, farthest), torch.ones_like(std))
     x_train, x_test = (standardised(part.x, mean, std) for part in (train, test))

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import torch
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import CredoError, NonFiniteError
+from credo.core.errors import NonFiniteError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.methods.laplace.sources import Passes, Source, Sums
@@ -98,7 +98,7 @@ def pass_over(
         found = group.average_([], [value * group.data_groups for value in astuple(totals)])
         totals = Totals(*found)
     if not totals.examples:
-        raise CredoError("The loader gave no batch.")
+        raise ValueError("The loader has no batches.")
     bad = [name for name, value in sums.items() if not bool(value.isfinite().all())]
     if bad:
         raise NonFiniteError(f"The curvature is NaN or infinite ({', '.join(bad[:3])}): check the network's weights.")
