@@ -32,6 +32,7 @@ from credo.core.likelihood import GaussianNoise
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating, warn_if_unfitted
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import as_batches, batch_count
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
@@ -70,6 +71,7 @@ class Candidate:
     fold_losses: Tensor
 
 
+@checked_keywords()
 @torch.no_grad()
 def calibrate(
     posterior: Posterior,

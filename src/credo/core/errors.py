@@ -78,15 +78,16 @@ class FileFormatError(CredoError, ValueError):
     """A saved file is truncated or modified, or belongs to another version or architecture."""
 
 
-def unknown(kind: str, given: str, possible: Iterable[str]) -> str:
+def unknown(kind: str, given: str, possible: Iterable[str], meant: str | None = None) -> str:
     """Error message for an unknown name: what was given, the closest valid name, all possible ones.
 
     Args:
         kind: What the name denotes, for instance "optimizer".
         given: The unknown name.
         possible: All valid names.
+        meant: The one that is meant, where it is known; None: the closest.
     """
     names = sorted(possible)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Unknown {kind} {given!r}.{hint} Possible: {', '.join(names)}."

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.support.keywords import checked_keywords
 from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
@@ -61,6 +62,7 @@ def _not_a_prediction(given: object) -> str:
     )
 
 
+@checked_keywords()
 def measure(
     prediction: Prediction,
     *,

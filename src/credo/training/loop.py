@@ -18,6 +18,7 @@ from credo.core.errors import CredoError
 from credo.core.likelihood import Categorical
 from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches
 from credo.core.posterior import Posterior, Terms
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 from credo.training.batch_loss import (
     BatchCounts,
@@ -63,6 +64,7 @@ class EpochRecord:
     best: bool = False
 
 
+@checked_keywords()
 def train(
     posterior: Posterior,
     loader: Loader,

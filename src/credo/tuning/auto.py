@@ -19,6 +19,7 @@ from credo.core.likelihood.end_of_network import warn_of_last_function
 from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
 from credo.core.support.files import finite, write_json
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.methods import MAP
@@ -41,6 +42,7 @@ _RESIDUAL_ROWS = 5000
 OnTrial = Callable[[str], None]
 
 
+@checked_keywords()
 def auto(
     model: NetworkOrFactory,
     train: Any,
