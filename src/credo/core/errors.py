@@ -22,6 +22,10 @@ class NonFiniteError(CredoError, ArithmeticError):
     """A loss, gradient or prediction is NaN or infinite; parameters are those of the last successful step."""
 
 
+class NonFiniteRowsError(NonFiniteError):
+    """Inputs or targets are NaN or infinite already; the message names their rows."""
+
+
 class MissingPackageError(CredoError, ImportError):
     """Something needs a package that is not installed; the message has the command that installs it."""
 

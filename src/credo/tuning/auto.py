@@ -26,6 +26,7 @@ from credo.methods import MAP
 from credo.training.epoch_batches import seeded_epoch
 from credo.tuning.budget import Budget, seconds_of
 from credo.tuning.jobs import Job
+from credo.tuning.nonfinite import check_finite, rows_named
 from credo.tuning.portfolio import PLAIN, TRAINED, UNTRAINED, Candidate
 from credo.tuning.race import Constraints, Race
 from credo.tuning.rows import Rows, count_rows, given_rows, held_out, read_inputs, read_rows
@@ -110,8 +111,9 @@ def auto(
         rows = _rows(train, validation, trained, seed, forward, target)
         loader, selection, report, outside = rows.loader, rows.selection, rows.report, read_inputs(ood, forward)
         data_size = _data_size(loader, forward, target)
-        made = likelihood_of(likelihood, starts, _some_rows(loader, forward, target))
-    network = starts.network()
+        some, network = _some_rows(loader, forward, target), starts.network()
+        check_finite([*selection, *report, *some], network, train, validation)
+        made = likelihood_of(likelihood, starts, some)
     outputs = outputs_of(network, selection[:1])[0]
     warn_of_last_function(made(), network, outputs)  # the trainings' own warnings are not shown
     constraints = Constraints(latency, _bytes(memory, starts))
@@ -135,7 +137,7 @@ def auto(
         settings = {"seed": seed, "passes": passes, "budget": seconds, "trained": trained, "rows": data_size}
         settings |= {"latency": latency, "memory": memory, "selection": _digest(selection), "ood": _digest(outside)}
         search_file(folder, settings)
-        with _shown(progress, on_trial) as on_job:
+        with _shown(progress, on_trial) as on_job, rows_named(train, validation):
             race = Race(trials, constraints, on_job)
             chosen = race.run(TRAINED if trained else UNTRAINED)
             last = race.returned(chosen)

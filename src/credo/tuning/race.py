@@ -153,7 +153,7 @@ class Race:
             self._try([job])
             is_tried = job in self.results
         if not is_tried or self.choice().name == PLAIN:
-            self._lengthen(plain, first if others else 0)
+            self._lengthen(plain, first if Job(plain, first) in self.results else 0)
 
     def _lengthen(self, method: Candidate, before: int) -> None:
         """Spend what is left on one network: with the held-out rows from the start, else on from before."""

@@ -17,7 +17,7 @@ from torch import distributed as dist
 
 from credo.core.distributed.setup import distribute
 from credo.core.distributed.wrapped_networks import process_count
-from credo.core.errors import CredoError, CredoWarning, NonFiniteError
+from credo.core.errors import CredoError, CredoWarning, NonFiniteError, NonFiniteRowsError
 from credo.core.likelihood import Likelihood
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
@@ -155,6 +155,8 @@ class Trials:
                 )
                 trained = time.monotonic()
                 found = self.scoring.score(posterior.eval(), returns=job.stage == HALF) if job.is_scored else {}
+        except NonFiniteRowsError:  # of the data, and so of all candidates
+            raise
         except NonFiniteError as error:
             entry = Entry(job.last_epoch, passes=self.cost(job), failed=f"diverged: {_first_sentence(error)}")
         except NoTimeError:
