@@ -89,6 +89,8 @@ class Race:
             candidates: The portfolio.
         """
         possible = [candidate for candidate in candidates if self._is_possible(candidate)]
+        if possible and possible[0].name == PLAIN and possible[0].trains:
+            self.trials.check(possible[0])
         self._try([Job(candidate) for candidate in possible if not candidate.trains])
         trainable = [candidate for candidate in possible if candidate.trains]
         training = self._affordable(list(trainable))
@@ -97,9 +99,15 @@ class Race:
         elif trainable and trainable[0].name == PLAIN:
             self._straight(trainable)
         if not self.alive():
-            reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in self.out.items())
-            raise ValueError(f"No candidate could be trained and scored ({reasons}).")
+            raise ValueError(f"No candidate could be trained and scored ({self._reasons()}).")
         return self.choice()
+
+    def _reasons(self) -> str:
+        """Why candidates are out, each reason once."""
+        names: dict[str, list[str]] = {}
+        for name, (_, reason) in self.out.items():
+            names.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
     def choice(self) -> Job:
         """What is chosen of all jobs that are still in the race."""

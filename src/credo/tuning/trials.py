@@ -9,6 +9,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,16 @@ class Trials:
         if process_count() > 1:  # every process trains candidates of its own
             distribute(posterior, independent=True)
         return posterior
+
+    def check(self, plain: Candidate) -> None:
+        """Score the plain network before its training: raises at once what is wrong with rows, likelihood or network.
+
+        Args:
+            plain: The candidate.
+        """
+        with warnings.catch_warnings(), suppress(NonFiniteError):
+            warnings.simplefilter("ignore", CredoWarning)
+            self.scoring.score(self.build(Job(plain)).eval())
 
     def gives_back(self, candidate: Candidate, epochs: int) -> bool:
         """Whether a training can get the held-out rows for its last epochs.
