@@ -25,7 +25,7 @@ from credo.core.support.validate import checked_count, checked_seed, is_number
 from credo.methods import MAP
 from credo.training.epoch_batches import seeded_epoch
 from credo.tuning.budget import Budget, seconds_of
-from credo.tuning.jobs import Job
+from credo.tuning.jobs import HALF, Job
 from credo.tuning.nonfinite import check_finite, rows_named
 from credo.tuning.portfolio import PLAIN, TRAINED, UNTRAINED, Candidate
 from credo.tuning.race import Constraints, Race
@@ -67,9 +67,9 @@ def auto(
     """Try what is possible within a budget, and return the best posterior on held-out rows, calibrated.
 
     The plain network with calibration is always a candidate, and is what is returned unless another has a lower NLL on
-    the held-out rows beyond noise, row by row (the 80 % interval of the difference), and by at least 0.001 nats.
-    A method that was measured halfway through its training, before held-out rows return to it, is returned unless the
-    plain network is better beyond chance. `posterior.evidence` is the table of all that was tried;
+    the held-out rows by at least 0.001 nats. Where it is trained already, or the other is measured halfway through its
+    training, before held-out rows return to it, the gain must be beyond noise, too, row by row (the 80 % interval of
+    the difference). `posterior.evidence` is the table of all that was tried;
     `print(posterior.evidence)`. The choice holds for data like the held-out rows, not for inputs from elsewhere.
 
     Args:
@@ -141,7 +141,8 @@ def auto(
             race = Race(trials, constraints, on_job)
             chosen = race.run(TRAINED if trained else UNTRAINED)
             last = race.returned(chosen)
-        posterior = calibrated_by(trials.posterior(last), race.results[chosen])
+        went_on = chosen.stage == HALF and last != chosen
+        posterior = calibrated_by(trials.posterior(last), race.results[chosen], went_on=went_on)
         posterior.evidence = evidence_of(race, chosen, last, posterior, report, seconds=time.monotonic() - start)
         write_json(folder / "evidence.json", finite(posterior.evidence.to_dict()))
     posterior.ledger.record("calibration", selection)

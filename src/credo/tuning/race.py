@@ -115,7 +115,10 @@ class Race:
         return next(job for job in self.alive() if job.key == found)
 
     def rule(self, losses: Mapping[str, Tensor]) -> str:
-        """The key of what is chosen by these losses; a plain network that was trained less is not preferred.
+        """The key of what is chosen by these losses.
+
+        A plain network that was trained less is not preferred; one that is trained, or that others are compared with in
+        the middle of their training, must be beaten beyond noise.
 
         Args:
             losses: NLL of each row, by key of the job.
@@ -123,10 +126,8 @@ class Race:
         plain = self.plain()
         if plain is None:
             return lowest(losses)
-        unfinished = [job.key for job in self.results if job.stage == HALF]
-        return choose(
-            losses, plain.key, self.trials.seed, needs_proof=not plain.candidate.trains, unfinished=unfinished
-        )
+        halfway = any(job.stage == HALF and job.name != PLAIN for job in self.alive())
+        return choose(losses, plain.key, self.trials.seed, needs_proof=halfway or not plain.candidate.trains)
 
     def plain(self) -> Job | None:
         """The plain network with the lowest NLL of those that were trained to different ends."""
