@@ -62,6 +62,7 @@ class Trials:
         budget: What may be spent.
         forward: As in `credo.fit`.
         target: As in `credo.fit`.
+        on_epoch: Called after each epoch with the passes that its job has made.
     """
 
     starts: Starts
@@ -76,6 +77,7 @@ class Trials:
     budget: Budget
     forward: Forward | None = None
     target: Target | None = None
+    on_epoch: Callable[[float], object] = lambda _: None
 
     def run(self, jobs: Sequence[Job], on_job: Callable[[Job], None] = lambda _: None) -> list[Entry]:
         """The results of jobs, in their order; several processes take every world-th each.
@@ -245,6 +247,7 @@ class Trials:
         began = time.monotonic()
         for record in train(posterior, self._batches(job), epochs=planned, on_step=on_step, **options):
             began, before = time.monotonic(), began
+            self.on_epoch(self.cost(job, record.epoch))
             may_stop = True
             if steps and record.epoch < epochs and 2 * began - before > deadline:
                 epochs = record.epoch
