@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,8 @@ def auto(
             last = race.returned(chosen)
         went_on = chosen.stage == HALF and last != chosen
         posterior = calibrated_by(trials.posterior(last), race.results[chosen], went_on=went_on)
-        posterior.evidence = evidence_of(race, chosen, last, posterior, report, seconds=time.monotonic() - start)
+        evidence = evidence_of(race, chosen, last, posterior, report)
+        posterior.evidence = replace(evidence, seconds=time.monotonic() - start)
         write_json(folder / "evidence.json", finite(posterior.evidence.to_dict()))
     posterior.ledger.record("calibration", selection)
     posterior.ledger.record("selection", selection)

@@ -38,6 +38,7 @@ class Budget:
         start: When the clock started.
         scoring: The longest that one candidate took on the held-out rows, in seconds.
         most: Passes that are enough, however much time there is.
+        fastest: The least time that a pass took, in seconds.
     """
 
     passes: float
@@ -46,6 +47,7 @@ class Budget:
     start: float = field(default_factory=time.monotonic)
     scoring: float = 0.0
     most: float = math.inf
+    fastest: float = math.inf
 
     @property
     def left(self) -> float:
@@ -56,6 +58,11 @@ class Budget:
     def seconds_left(self) -> float:
         """Wall time that is left; infinite if only passes count."""
         return float("inf") if self.seconds is None else self.start + self.seconds - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time for another pass and its scoring, as far as any was timed."""
+        return self.seconds_left <= 0 or (self.fastest < math.inf and self.seconds_left < self.fastest + self.scoring)
 
     def deadline(self, passes: float, scoring: float | None = None) -> float:
         """When a training of so many passes must end, by `time.monotonic`, so that all others keep their part.

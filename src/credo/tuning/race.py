@@ -222,6 +222,8 @@ class Race:
     def _room(self, method: Candidate) -> int:
         """Epochs that what is left has room for; of wall time by steps of the method itself."""
         trials = self.trials
+        if trials.budget.is_over:  # it also takes time to find the pace of a method
+            return 0
         if trials.budget.seconds is not None:
             pace = trials.epoch_seconds(method) / method.cost_of_pass(trials.outputs)
             trials.budget.replan(pace, trials.scoring_seconds(method))
@@ -297,8 +299,8 @@ class Race:
         for job, entry in zip(every, entries, strict=True):
             if entry.failed is not None and job.name not in {known.name for known in self.results}:
                 state, _, reason = entry.failed.partition(": ")
-                is_impossible = state == "not possible"
-                self.out[job.name] = (state, reason) if is_impossible else ("dropped", entry.failed)
+                is_said = state in ("not possible", "left out")
+                self.out[job.name] = (state, reason) if is_said else ("dropped", entry.failed)
             elif entry.failed is None and job.is_scored:
                 self.results[job] = entry
 

@@ -18,10 +18,8 @@ from credo.tuning.scoring import calibrated_by
 _ORDER = ("chosen", "kept", "dropped", "not possible", "left out")
 
 
-def evidence_of(
-    race: Race, chosen: Job, last: Job, posterior: Posterior, report: Pairs, *, seconds: float
-) -> AutoEvidence:
-    """The table behind a choice.
+def evidence_of(race: Race, chosen: Job, last: Job, posterior: Posterior, report: Pairs) -> AutoEvidence:
+    """The table behind a choice, without the time that it took.
 
     Args:
         race: After its rounds.
@@ -29,7 +27,6 @@ def evidence_of(
         last: The job that ended its training.
         posterior: Its posterior, calibrated.
         report: Rows that decided nothing.
-        seconds: Wall time.
     """
     plain, alive, scoring = race.plain(), race.alive(), race.trials.scoring
     rows = [_row(race, job, race.results[job], plain, chosen) for job in race.results if _is_shown(race, job, chosen)]
@@ -58,7 +55,7 @@ def evidence_of(
         given_back_rows=count_rows(scoring.selection) if last != chosen else 0,
         cross_fitted_nll=(ends.value, ends.low, ends.high),
         passes=race.trials.budget.spent,
-        seconds=seconds,
+        seconds=0.0,
     )
 
 

@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class Trials:
         forward: As in `credo.fit`.
         target: As in `credo.fit`.
         on_epoch: Called after each epoch with the passes that its job has made.
+        scored: The longest that scoring took, in seconds, by the name of the candidate.
     """
 
     starts: Starts
@@ -78,6 +79,7 @@ class Trials:
     forward: Forward | None = None
     target: Target | None = None
     on_epoch: Callable[[float], object] = lambda _: None
+    scored: dict[str, float] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job], on_job: Callable[[Job], None] = lambda _: None) -> list[Entry]:
         """The results of jobs, in their order; several processes take every world-th each.
@@ -91,7 +93,7 @@ class Trials:
         own: dict[int, Entry] = {}
         for index in range(rank, len(jobs), world):
             on_job(jobs[index])
-            own[index] = self.done(jobs[index]) or self._run(jobs[index])
+            own[index] = self.done(jobs[index]) or self._too_late(jobs[index]) or self._run(jobs[index])
         if world > 1:
             every: list[dict[int, Entry]] = [{} for _ in range(world)]
             dist.all_gather_object(every, own)
@@ -156,6 +158,12 @@ class Trials:
         posterior = self.build(Job(candidate))
         return has_distribution_early(posterior) and self.scoring.calibrates(posterior)
 
+    def _too_late(self, job: Job) -> Entry | None:
+        """What is said of a job that there is no time for any more, where anything was scored before it."""
+        if not (self.scored and self.budget.is_over):
+            return None
+        return Entry(job.continues, failed="left out: no time was left for it")
+
     def _run(self, job: Job) -> Entry:
         start = time.monotonic()
         try:
@@ -181,7 +189,12 @@ class Trials:
                 raise
             entry = Entry(0, failed=f"not possible: {_first_sentence(error)}")
         else:
-            self.budget.scoring = max(self.budget.scoring, time.monotonic() - trained)
+            if job.is_scored:
+                took = time.monotonic() - trained
+                self.budget.scoring = max(self.budget.scoring, took)
+                self.scored[job.candidate.name] = max(self.scored.get(job.candidate.name, 0.0), took)
+            if epochs > job.continues and job.members == 1:
+                self.budget.fastest = min(self.budget.fastest, (trained - start) / self.cost(job, epochs))
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(posterior).values())
             common: dict[str, Any] = {
                 "passes": self.cost(job, epochs),
@@ -202,12 +215,13 @@ class Trials:
         return epoch_seconds(self.build(Job(candidate)), self.loader, options, within=0.02 * (self.budget.seconds or 0))
 
     def scoring_seconds(self, candidate: Candidate) -> float:
-        """Wall time of scoring a candidate.
+        """Wall time of scoring a candidate: what it took before, else by a prediction.
 
         Args:
             candidate: One that can be made.
         """
-        return scoring_seconds(self.build(Job(candidate)), self.scoring)
+        known = self.scored.get(candidate.name)
+        return scoring_seconds(self.build(Job(candidate)), self.scoring) if known is None else known
 
     def _deadline(self, job: Job) -> float:
         if self.budget.seconds is None or not job.candidate.trains:
@@ -237,9 +251,11 @@ class Trials:
         steps: list[int] = []  # since the last epoch: records of a checkpoint come without
         may_stop = job.candidate.name == PLAIN
 
+        last = math.inf if deadline == math.inf else self.budget.deadline(math.inf)
+
         def on_step(*at: Any) -> None:
             steps.append(at[1])
-            if not may_stop and time.monotonic() > deadline:
+            if not may_stop and time.monotonic() > last:  # a first epoch may take the time of others, not more
                 raise NoTimeError
 
         planned = job.epochs if job.stage else epochs
