@@ -85,9 +85,8 @@ def test_no_training_starts_when_the_time_is_over(monkeypatch: pytest.MonkeyPatc
     evidence = _auto(budget="60s")[0].evidence
     assert evidence is not None
     assert ran == ["plain"]
-    assert {row.name: row.state for row in evidence.rows} == dict.fromkeys(
-        ("noisy-kfac", "bbb", "vogn"), "left out"
-    ) | {"plain": "chosen"}
+    states = dict.fromkeys(("noisy-kfac", "bbb", "vogn"), "left out")
+    assert {row.name: row.state for row in evidence.rows} == {"plain": "chosen", **states}
 
 
 def test_whether_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

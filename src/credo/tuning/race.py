@@ -198,7 +198,8 @@ class Race:
         """Spend what is left on one method: twice the epochs against twice the networks, then all on the better."""
         trials, base = self.trials, Job(method, epochs)
         entry = self.results[base]
-        self._room(method)  # of wall time: plans what is left anew
+        if self._room(method) < 1:  # of wall time: plans what is left anew
+            return
         cost, longer = method.cost_of_pass(trials.outputs), Job(method, 2 * epochs, epochs)
         most = self._most_members(method, entry.bytes)
         if trials.budget.left < cost * epochs:
