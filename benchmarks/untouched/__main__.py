@@ -3,6 +3,7 @@
     python -m benchmarks.untouched --tasks all --contenders all
     python -m benchmarks.untouched.fresh          # tasks that no default was chosen on
     python -m benchmarks.untouched.fresh_again    # others, written when a default had changed
+    python -m benchmarks.untouched.fresh_values   # a third set, for auto
     python -m benchmarks.untouched.noisy          # small tasks with little and much noise, which it was chosen on
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
@@ -31,6 +32,7 @@ from benchmarks.report import count, names_of, processor, say
 from benchmarks.untouched.contenders import AUTO, CALIBRATED, OURS, PLAIN, USUAL, Run
 from benchmarks.untouched.fresh import FRESH
 from benchmarks.untouched.fresh_again import FRESH_AGAIN
+from benchmarks.untouched.fresh_values import FRESH_VALUES
 from benchmarks.untouched.noisy import CHECK, DEVELOPMENT
 from benchmarks.untouched.page import tables
 from benchmarks.untouched.peers import PEERS
@@ -40,7 +42,7 @@ from credo.core.support.files import write_json
 from credo.data import DataMissingError
 
 FOLDER = Path("results/benchmarks/untouched")
-ALL_TASKS = TASKS | FRESH | FRESH_AGAIN | DEVELOPMENT | CHECK
+ALL_TASKS = TASKS | FRESH | FRESH_AGAIN | FRESH_VALUES | DEVELOPMENT | CHECK
 CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **USUAL, **AUTO, **PEERS}
 
 

@@ -4,6 +4,8 @@ In a page, an HTML comment on the line before a block says how to treat it:
 
     <!-- continues -->        the block goes on with the names of the Python block before it
     <!-- output -->           the block is what the Python block before it printed (numbers: about)
+    <!-- needs: names -->     the block runs by itself where all of these are there: packages, data sets, files of
+                              CREDO_DATA
     <!-- not run: reason -->  the block is only shown; `NOT_RUN` counts these
 
 Python blocks run in a fresh namespace. Of a shell block, lines that begin with `credo ` or `python -m reproductions`
@@ -16,6 +18,7 @@ import dataclasses
 import importlib.util
 import io
 import math
+import os
 import re
 import textwrap
 import tomllib
@@ -28,6 +31,8 @@ from pages import PROGRAMS, ROOT, run_command
 import credo
 from credo.cli.app import COMMANDS
 from credo.cli.catalogue.listing import catalogue
+from credo.data import DataMissingError, load_dataset
+from credo.data.registry import dataset_names
 from credo.experiments.config import Training, make_experiment, prepare
 from credo.methods.bbb.bbb import KL_NAMES, NOISE_NAMES
 from credo.methods.bbb.init import MEAN_INITS
@@ -45,7 +50,6 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *REPRODUCTIO
 NOT_RUN = {
     "adversarial-sampling.md": 1,
     "attacks.md": 1,
-    "auto.md": 2,
     "bayesian-cnn.md": 1,
     "command-line.md": 3,
     "data-and-models.md": 1,
@@ -68,6 +72,7 @@ NOT_RUN = {
     "reproductions/vogn/README.md": 2,
     "reproductions/weight_sampling/README.md": 4,
 }
+DATA = os.environ.get("CREDO_DATA")  # before a fixture hides it
 NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
@@ -114,7 +119,7 @@ def test_every_block_of_a_page_runs(path: Path) -> None:
     names: dict[str, Any] = {}
     printed = ""
     for block in blocks_of(path):
-        if block.mark.startswith("not run:"):
+        if block.mark.startswith(("not run:", "needs:")):
             continue
         if block.language == "python":
             names = names if block.mark == "continues" else {"__name__": "__main__"}
@@ -127,6 +132,38 @@ def test_every_block_of_a_page_runs(path: Path) -> None:
             prepare(make_experiment(tomllib.loads(block.code)))
         elif block.mark == "output":
             check_output(printed, block)
+
+
+NEEDY = [block for path in PAGES for block in blocks_of(path) if block.mark.startswith("needs:")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", NEEDY, ids=lambda block: block.place)
+def test_a_block_that_needs_more_runs_where_that_is_there(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    if DATA is not None:
+        monkeypatch.setenv("CREDO_DATA", DATA)
+    missing = [name for name in block.mark.removeprefix("needs:").split() if not is_there(name)]
+    if missing:
+        pytest.skip(f"{', '.join(missing)}: not installed, or not in CREDO_DATA={DATA}")
+    assert block.language == "python"
+    names: dict[str, Any] = {"__name__": "__main__"}
+    run_python(block, names)
+    if block.page == "auto.md":
+        chosen = names["posterior"].evidence.rows[0]
+        assert chosen.state == "chosen"
+        assert chosen.scores["accuracy"] > 0.7
+
+
+def is_there(name: str) -> bool:
+    """Whether a package, a data set, or a file below CREDO_DATA is on this machine."""
+    if "/" in name:
+        return DATA is not None and (Path(DATA) / name).exists()
+    if name not in dataset_names():
+        return importlib.util.find_spec(name) is not None
+    with contextlib.suppress(DataMissingError):
+        load_dataset(name)
+        return True
+    return False
 
 
 def run_python(block: Block, names: dict[str, Any]) -> str:

@@ -1,5 +1,8 @@
 """What a new user gets wrong first, and the way out that the message names."""
 
+import inspect
+import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import credo
+from credo import api
+from credo.core.support.keywords import keyword_names
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(40) % 3
@@ -51,6 +56,37 @@ def test_no_data_size() -> None:
 def test_a_network_in_the_place_of_a_posterior() -> None:
     with pytest.raises(ValueError, match=r"need a posterior, such as credo\.BBB\(.*; got a Sequential"):
         credo.fit(network(), loader(X[:, :1]), epochs=1)
+
+
+FUNCTIONS = [name for name in api.__all__ if inspect.isfunction(getattr(credo, name))]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_names_its_arguments_where_one_is_unknown(name: str) -> None:
+    function = getattr(credo, name)
+    if name == "load":  # its other arguments are those of the posterior in the file
+        assert any(p.kind is p.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+        return
+    slip = f"{keyword_names(function)[-1]}x"
+    with pytest.raises(TypeError, match=rf"^Unknown argument of {name} '{slip}'\. Did you mean '{slip[:-1]}'\?"):
+        function(**{slip: None})
+    assert pickle.loads(pickle.dumps(function)) is function
+
+
+@pytest.mark.parametrize(
+    ("call", "near"),
+    [
+        (lambda p: credo.fit(p, loader(Y), epoch=2), "fit 'epoch'. Did you mean 'epochs'"),
+        (lambda p: credo.fit(p, loader(Y), epochs=2, shedule="cosine"), "fit 'shedule'. Did you mean 'schedule'"),
+        (lambda p: credo.predict(p, X, samples=3), "predict 'samples'. Did you mean 'draws'"),
+        (lambda p: credo.predictor(p, num_samples=3), "predictor 'num_samples'. Did you mean 'draws'"),
+        (lambda p: credo.measure(credo.predict(p, X), num_samples=3), "measure 'num_samples'. Possible"),
+        (lambda p: credo.MAP(network(), data_size=40, learning_rate=0.1), "MAP 'learning_rate'. Did you mean 'lr'"),
+    ],
+)
+def test_an_argument_that_is_called_otherwise_here(call: Callable[[Any], Any], near: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(f"Unknown argument of {near}")):
+        call(credo.MAP(network(), data_size=40))
 
 
 WAYS: dict[str, Callable[..., Any]] = {

@@ -25,13 +25,15 @@ from credo.calibration.calibratable import check_calibratable, scales_noise
 from credo.calibration.minimise import golden_section, vertex
 from credo.calibration.rows import FunctionRows, HeldOut
 from credo.calibration.run_rows import held_out
-from credo.core.errors import NonFiniteError
+from credo.core.errors import NonFiniteError, NonFiniteRowsError
 from credo.core.held_out.calibration import Calibration
 from credo.core.held_out.ledger import Digests, row_digests
 from credo.core.likelihood import GaussianNoise
-from credo.core.network.inputs import Forward, Target, read_batches
+from credo.core.network.inputs import Forward, Target, read_batches, split_batch
+from credo.core.network.nonfinite_rows import blamed_rows
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating, warn_if_unfitted
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import as_batches, batch_count
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, checked_seed, is_number
@@ -70,6 +72,7 @@ class Candidate:
     fold_losses: Tensor
 
 
+@checked_keywords()
 @torch.no_grad()
 def calibrate(
     posterior: Posterior,
@@ -194,6 +197,9 @@ class _Search:
         frozen = self.frozen
         plain = self._try(1.0)
         if not math.isfinite(plain.nll):
+            blamed = blamed_rows(map(split_batch, self.batches), " of the held-out rows, as they were read,")
+            if blamed:
+                raise NonFiniteRowsError(blamed)
             raise NonFiniteError(
                 "The NLL of the held-out rows is not finite: calibration cannot start from there. Check their inputs "
                 "and targets, and the network's weights; credo.predict of these rows names those without a prediction."

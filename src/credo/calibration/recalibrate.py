@@ -20,6 +20,7 @@ from credo.core.held_out.recalibration import CLASS_KINDS, VALUE_KINDS, Recalibr
 from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs, Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import as_batches
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count
@@ -30,6 +31,7 @@ from credo.predict.run import batches_of, check_posterior, predict
 _BATCH = 1024
 
 
+@checked_keywords()
 @torch.no_grad()
 def recalibrate(
     posterior: Posterior,

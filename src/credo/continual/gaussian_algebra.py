@@ -22,6 +22,7 @@ from credo.core.network.selection import all_names
 from credo.core.network.substitute import parameters_at
 from credo.core.posterior import Posterior
 from credo.core.prior import Gaussian
+from credo.core.support.keywords import checked_keywords
 from credo.methods import BBB
 
 Tensors = dict[str, Tensor]
@@ -87,6 +88,7 @@ def moments_of(posterior: Posterior) -> GaussianMoments:
     return GaussianMoments(posterior.mean(), posterior.std())
 
 
+@checked_keywords()
 def merge(posteriors: Iterable[Posterior], *, prior: Gaussian | float | None = None) -> BBB:
     """Merge posteriors trained on parts of the data into the posterior of all data: q₁·…·qₙ / pⁿ⁻¹.
 
@@ -134,6 +136,7 @@ def merge(posteriors: Iterable[Posterior], *, prior: Gaussian | float | None = N
     )
 
 
+@checked_keywords()
 def compare(a: Posterior, b: Posterior) -> dict[str, float]:
     """Per-layer KL(a ‖ b) in nats, of two posteriors of the same network.
 

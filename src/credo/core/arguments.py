@@ -12,6 +12,7 @@ import numpy as np
 
 from credo.core.errors import unknown
 from credo.core.network.references import NotFollowed
+from credo.core.support.keywords import check_keywords
 from credo.core.support.user_warnings import warn
 
 
@@ -245,10 +246,7 @@ def _check_names(cls: type, signature: inspect.Signature, options: Mapping[str, 
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    for name in options:
-        if name not in parameters:
-            possible = [known for known in parameters if known != "self"]
-            raise TypeError(unknown(f"argument of {cls.__name__}", name, possible))
+    check_keywords(cls.__name__, options, [known for known in parameters if known != "self"])
 
 
 def as_json(value: Any) -> Any:

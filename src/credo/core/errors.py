@@ -22,6 +22,10 @@ class NonFiniteError(CredoError, ArithmeticError):
     """A loss, gradient or prediction is NaN or infinite; parameters are those of the last successful step."""
 
 
+class NonFiniteRowsError(NonFiniteError):
+    """Inputs or targets are NaN or infinite already; the message names their rows."""
+
+
 class MissingPackageError(CredoError, ImportError):
     """Something needs a package that is not installed; the message has the command that installs it."""
 
@@ -78,15 +82,16 @@ class FileFormatError(CredoError, ValueError):
     """A saved file is truncated or modified, or belongs to another version or architecture."""
 
 
-def unknown(kind: str, given: str, possible: Iterable[str]) -> str:
+def unknown(kind: str, given: str, possible: Iterable[str], meant: str | None = None) -> str:
     """Error message for an unknown name: what was given, the closest valid name, all possible ones.
 
     Args:
         kind: What the name denotes, for instance "optimizer".
         given: The unknown name.
         possible: All valid names.
+        meant: The one that is meant, where it is known; None: the closest.
     """
     names = sorted(possible)
-    near = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    near = [meant] if meant else difflib.get_close_matches(given, names, n=1, cutoff=0.5)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return f"Unknown {kind} {given!r}.{hint} Possible: {', '.join(names)}."

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from credo.core.errors import unknown
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 from credo.evaluate import Interval, auroc, fpr_at
 from credo.evaluate.checks import check_scores
@@ -53,6 +54,7 @@ class OodComparison:
         return asdict(self)
 
 
+@checked_keywords()
 def compare_scores(
     inside: Mapping[str, Tensor],
     outside: Mapping[str, Tensor],

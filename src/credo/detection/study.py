@@ -10,6 +10,7 @@ from torch import Tensor
 
 from credo.core.network.inputs import Forward, Target
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.detection.comparison import OodComparison, compare_scores
 from credo.detection.detector import OodDetector
 from credo.evaluate import auroc, ood_score
@@ -37,6 +38,7 @@ class OodStudy:
         return {name: found.to_dict() for name, found in self.comparisons.items()}
 
 
+@checked_keywords()
 def ood_study(
     posterior: Posterior,
     train: Iterable[Any],

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.renamed import renamed_arguments
 from credo.doctor.findings import Diagnosis, Finding, in_order, verdict_on
 from credo.doctor.measure.dispersion import dispersion
@@ -45,6 +46,7 @@ _CHAIN_ROWS = 100
 
 
 @renamed_arguments(twin="baseline")
+@checked_keywords()
 def diagnose(
     posterior: Posterior,
     loader: Iterable[Any],

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 from credo.evaluate.samples import Piece, sample_study, study_batches
 
@@ -28,6 +29,7 @@ class EnsembleStudy:
         return {size: float(each.mean()) for size, each in self.accuracies.items()}
 
 
+@checked_keywords()
 def ensemble_study(
     posterior: Posterior, batches: Iterable[Any], sizes: Sequence[int] = SIZES, *, draws: int = 100, seed: int = 0
 ) -> EnsembleStudy:

@@ -13,6 +13,7 @@ from credo.core.likelihood import ClassLikelihood
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 from credo.evaluate.intervals import Interval, bootstrap, paired_difference
 from credo.predict.draw_loop import Loop, draw_loop
@@ -88,6 +89,7 @@ class SampleStudy:
         return {name: paired_difference(values, others[name], **how) for name, values in own.items()}
 
 
+@checked_keywords()
 def sample_study(posterior: Posterior, batches: Iterable[Any], *, draws: int = 100, seed: int = 0) -> SampleStudy:
     """Lowest, highest, mean and ensembled accuracy of `draws` fixed networks.
 

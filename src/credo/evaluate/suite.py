@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from credo.core.network.nonfinite_rows import blamed_rows
+from credo.core.support.keywords import checked_keywords
 from credo.evaluate.calibration import adaptive_ece, classwise_ece, ece
 from credo.evaluate.classification import brier, brier_each, correct
 from credo.evaluate.detection import misclassification_auroc, ood_detection, ood_score
@@ -61,6 +63,7 @@ def _not_a_prediction(given: object) -> str:
     )
 
 
+@checked_keywords()
 def measure(
     prediction: Prediction,
     *,
@@ -189,7 +192,8 @@ def _known(prediction: Prediction) -> tuple[Tensor, Tensor]:
             "Leave the rows where prediction.finite is False out of the inputs and predict again to measure the others."
         )
     if not bool(torch.isfinite(prediction.log_likelihood).all()):
-        raise ValueError("The prediction holds NaN or infinite values: the network's outputs are not finite.")
+        blamed = blamed_rows([(None, prediction.targets)])
+        raise ValueError(blamed or "The prediction holds NaN or infinite values: the network's outputs are not finite.")
     return prediction.targets, prediction.log_likelihood
 
 

@@ -22,6 +22,7 @@ from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled, warn_if_unfitted
 from credo.core.support.extras import needs
 from credo.core.support.files import write_atomically
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count, checked_seed
 from credo.exporting.closed_form import ClosedFormGraph, closed_form_graph
 from credo.exporting.graph import FixedDraws
@@ -40,6 +41,7 @@ _DRAWS = 16
 Graph = FixedDraws | ClosedFormGraph
 
 
+@checked_keywords()
 @torch.no_grad()
 def export(
     posterior: Posterior,

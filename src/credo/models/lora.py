@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.name_patterns import chosen_names
 from credo.core.support.validate import checked_count, is_number
 
@@ -64,6 +65,7 @@ class LoRALayer(nn.Module):
         return layer
 
 
+@checked_keywords()
 def lora(
     model: nn.Module,
     *,
@@ -109,6 +111,7 @@ def lora(
     return model
 
 
+@checked_keywords()
 def merge_lora(model: nn.Module) -> nn.Module:
     """Return a copy of a network in which each adapter is added to its layer's weight; outputs are equal to rounding.
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from credo.core.support.keywords import checked_keywords
+
 _KINDS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -70,6 +72,7 @@ class Summary:
         return "\n".join([*lines, end + (f", {self.ratio:,.0f} weights per node" if self.nodes else "")])
 
 
+@checked_keywords()
 def summary(model: nn.Module) -> Summary:
     """Count layers, weights and nodes of a network; print the result or read its fields.
 

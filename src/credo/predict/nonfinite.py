@@ -10,9 +10,8 @@ from torch import Tensor
 
 from credo.core.errors import NonFiniteError
 from credo.core.network.inputs import AnyInputs, tensors_of
+from credo.core.network.nonfinite_rows import listed
 from credo.predict.result import P
-
-_MOST_LISTED = 5
 
 
 def nonfinite_inputs(x: AnyInputs, finite: Tensor, first: int) -> set[int]:
@@ -54,19 +53,13 @@ def _message(rows: list[int], total: int, bad_inputs: Collection[int]) -> str:
     given, computed = [row for row in rows if row in bad_inputs], [row for row in rows if row not in bad_inputs]
     parts = []
     if given:
-        parts.append(f"The inputs of {_listed(given)} are NaN or infinite already: fill the gaps or leave them out.")
+        parts.append(f"The inputs of {listed(given)} are NaN or infinite already: fill the gaps or leave them out.")
     if computed:
         parts.append(
-            f"The inputs of {_listed(computed)} are finite, so the network's weights are not, or its activations "
+            f"The inputs of {listed(computed)} are finite, so the network's weights are not, or its activations "
             "overflow: look at their scale, and at how training ended."
         )
     return (
         f"{len(rows)} of {total} rows have no prediction, since the network's outputs for them are NaN or infinite. "
         f"{' '.join(parts)} on_nonfinite='mark' predicts the other rows; prediction.finite tells which they are."
     )
-
-
-def _listed(rows: list[int]) -> str:
-    listed = ", ".join(map(str, rows[:_MOST_LISTED]))
-    more = f" and {len(rows) - _MOST_LISTED} more" if len(rows) > _MOST_LISTED else ""
-    return f"row{'s' if len(rows) > 1 else ''} {listed}{more}"

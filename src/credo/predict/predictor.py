@@ -17,6 +17,7 @@ from credo.core.network.isolation import NotIsolatedError
 from credo.core.network.substitute import Draw, substituted
 from credo.core.posterior import Posterior
 from credo.core.sampling import noise_scaled, warn_if_unfitted
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import pair_explained
 from credo.core.support.validate import checked_count, checked_seed
 from credo.predict.closed_form import has_closed_form, meant_link
@@ -37,6 +38,7 @@ _SMALL_BATCH = 2**15
 _IMPOSSIBLE = (RuntimeError, NotImplementedError, ValueError, TypeError)
 
 
+@checked_keywords()
 def predictor(
     posterior: Posterior,
     *,

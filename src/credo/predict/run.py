@@ -23,6 +23,7 @@ from credo.core.network.inputs import AnyInputs, Forward, Inputs, Target, read_b
 from credo.core.network.isolation import NotIsolatedError
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating, warn_if_unfitted
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import check_batches, pair_explained, read_quietly
 from credo.core.support.memory import keep_freed
 from credo.core.support.user_warnings import warn
@@ -47,6 +48,7 @@ OnBatch = Callable[[int], None]
 Batch = tuple[AnyInputs, Tensor | None]
 
 
+@checked_keywords()
 @torch.no_grad()
 def predict(
     posterior: Posterior,

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from credo.core.posterior import Posterior, Terms
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.progress import make_progress
 from credo.training.epoch_batches import Loader
 from credo.training.loop import EpochRecord, OnStep, check_posterior, train
 from credo.training.rank_zero import is_first
 
 
+@checked_keywords(train)
 def fit(posterior: Posterior, loader: Loader, *, epochs: int, progress: bool = True, **options: Any) -> Posterior:
     """Train the posterior and return it.
 

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from credo.calibration import calibrate as calibrated
 from credo.core.divergence import reduce_first_noise
-from credo.core.errors import CredoError
+from credo.core.errors import CredoError, NonFiniteError
 from credo.core.likelihood import Categorical
-from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches
+from credo.core.network.inputs import Forward, ReadBatches, Target, read_batches, split_batch
 from credo.core.posterior import Posterior, Terms
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 from credo.methods.pass_file import Saving
 from credo.training.batch_loss import (
@@ -37,6 +38,7 @@ from credo.training.loader_checks import check_training
 from credo.training.plan import plan_training
 from credo.training.rank_zero import all_do, check_alike, several
 from credo.training.rows.given_back import GivenBack
+from credo.training.rows.nonfinite import named
 from credo.training.rows.seen_rows import SeenRows
 from credo.training.rows.single_row import check_single_row
 from credo.training.schedule import Plateau, Schedule, make_schedule
@@ -66,6 +68,7 @@ class EpochRecord:
     best: bool = False
 
 
+@checked_keywords()
 def train(
     posterior: Posterior,
     loader: Loader,
@@ -291,7 +294,13 @@ class _Training:
                 self._start_with(batch)
             self.seen.add(batch, progress.epoch)
             counted = {} if self.counts is None else self.counts(batch).given()
-            terms = self.precision.step(partial(posterior.step, partial(self._nll_of, self.place(batch)), **counted))
+            step = partial(posterior.step, partial(self._nll_of, self.place(batch)), **counted)
+            try:
+                terms = self.precision.step(step)
+            except NonFiniteError as error:
+                pair = partial(self.read_first or split_batch, batch)
+                whole = self.loader if self.given_back is None else self.given_back.loader
+                raise named(error, whole, pair, progress.step) from None
             progress.add_step(terms)
             self._after_step(terms)
 

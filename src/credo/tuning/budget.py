@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import dataclass, field
 
 from credo.core.support.validate import is_number
 
+# What is spent where no budget is given: so many steps, but no longer than this.
+DEFAULT_STEPS, DEFAULT_TIME = 10_000, "10min"
 _UNITS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -34,6 +37,8 @@ class Budget:
         spent: Passes that were made.
         start: When the clock started.
         scoring: The longest that one candidate took on the held-out rows, in seconds.
+        most: Passes that are enough, however much time there is.
+        fastest: The least time that a pass took, in seconds.
     """
 
     passes: float
@@ -41,6 +46,8 @@ class Budget:
     spent: float = 0.0
     start: float = field(default_factory=time.monotonic)
     scoring: float = 0.0
+    most: float = math.inf
+    fastest: float = math.inf
 
     @property
     def left(self) -> float:
@@ -51,6 +58,11 @@ class Budget:
     def seconds_left(self) -> float:
         """Wall time that is left; infinite if only passes count."""
         return float("inf") if self.seconds is None else self.start + self.seconds - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there is no time for another pass and its scoring, as far as any was timed."""
+        return self.seconds_left <= 0 or (self.fastest < math.inf and self.seconds_left < self.fastest + self.scoring)
 
     def deadline(self, passes: float, scoring: float | None = None) -> float:
         """When a training of so many passes must end, by `time.monotonic`, so that all others keep their part.
@@ -76,7 +88,5 @@ class Budget:
             scoring: Seconds that the next scoring takes; None: as long as the longest before.
         """
         if self.seconds is not None and seconds_a_pass > 0:
-            self.passes = (
-                self.spent
-                + max(0.0, self.seconds_left - 2 * (self.scoring if scoring is None else scoring)) / seconds_a_pass
-            )
+            kept_free = 2 * (self.scoring if scoring is None else scoring)
+            self.passes = min(self.most, self.spent + max(0.0, self.seconds_left - kept_free) / seconds_a_pass)

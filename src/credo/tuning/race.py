@@ -89,6 +89,8 @@ class Race:
             candidates: The portfolio.
         """
         possible = [candidate for candidate in candidates if self._is_possible(candidate)]
+        if possible and possible[0].name == PLAIN and possible[0].trains:
+            self.trials.check(possible[0])
         self._try([Job(candidate) for candidate in possible if not candidate.trains])
         trainable = [candidate for candidate in possible if candidate.trains]
         training = self._affordable(list(trainable))
@@ -97,9 +99,15 @@ class Race:
         elif trainable and trainable[0].name == PLAIN:
             self._straight(trainable)
         if not self.alive():
-            reasons = "; ".join(f"{name}: {reason}" for name, (_, reason) in self.out.items())
-            raise ValueError(f"No candidate could be trained and scored ({reasons}).")
+            raise ValueError(f"No candidate could be trained and scored ({self._reasons()}).")
         return self.choice()
+
+    def _reasons(self) -> str:
+        """Why candidates are out, each reason once."""
+        names: dict[str, list[str]] = {}
+        for name, (_, reason) in self.out.items():
+            names.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(each)}: {reason}" for reason, each in names.items())
 
     def choice(self) -> Job:
         """What is chosen of all jobs that are still in the race."""
@@ -107,7 +115,10 @@ class Race:
         return next(job for job in self.alive() if job.key == found)
 
     def rule(self, losses: Mapping[str, Tensor]) -> str:
-        """The key of what is chosen by these losses; a plain network that was trained less is not preferred.
+        """The key of what is chosen by these losses.
+
+        A plain network that was trained less is not preferred; one that is trained, or that others are compared with in
+        the middle of their training, must be beaten beyond noise.
 
         Args:
             losses: NLL of each row, by key of the job.
@@ -115,10 +126,8 @@ class Race:
         plain = self.plain()
         if plain is None:
             return lowest(losses)
-        unfinished = [job.key for job in self.results if job.stage == HALF]
-        return choose(
-            losses, plain.key, self.trials.seed, needs_proof=not plain.candidate.trains, unfinished=unfinished
-        )
+        halfway = any(job.stage == HALF and job.name != PLAIN for job in self.alive())
+        return choose(losses, plain.key, self.trials.seed, needs_proof=halfway or not plain.candidate.trains)
 
     def plain(self) -> Job | None:
         """The plain network with the lowest NLL of those that were trained to different ends."""
@@ -153,7 +162,7 @@ class Race:
             self._try([job])
             is_tried = job in self.results
         if not is_tried or self.choice().name == PLAIN:
-            self._lengthen(plain, first if others else 0)
+            self._lengthen(plain, first if Job(plain, first) in self.results else 0)
 
     def _lengthen(self, method: Candidate, before: int) -> None:
         """Spend what is left on one network: with the held-out rows from the start, else on from before."""
@@ -189,7 +198,8 @@ class Race:
         """Spend what is left on one method: twice the epochs against twice the networks, then all on the better."""
         trials, base = self.trials, Job(method, epochs)
         entry = self.results[base]
-        self._room(method)  # of wall time: plans what is left anew
+        if self._room(method) < 1:  # of wall time: plans what is left anew
+            return
         cost, longer = method.cost_of_pass(trials.outputs), Job(method, 2 * epochs, epochs)
         most = self._most_members(method, entry.bytes)
         if trials.budget.left < cost * epochs:
@@ -213,6 +223,8 @@ class Race:
     def _room(self, method: Candidate) -> int:
         """Epochs that what is left has room for; of wall time by steps of the method itself."""
         trials = self.trials
+        if trials.budget.is_over:  # it also takes time to find the pace of a method
+            return 0
         if trials.budget.seconds is not None:
             pace = trials.epoch_seconds(method) / method.cost_of_pass(trials.outputs)
             trials.budget.replan(pace, trials.scoring_seconds(method))
@@ -288,8 +300,8 @@ class Race:
         for job, entry in zip(every, entries, strict=True):
             if entry.failed is not None and job.name not in {known.name for known in self.results}:
                 state, _, reason = entry.failed.partition(": ")
-                is_impossible = state == "not possible"
-                self.out[job.name] = (state, reason) if is_impossible else ("dropped", entry.failed)
+                is_said = state in ("not possible", "left out")
+                self.out[job.name] = (state, reason) if is_said else ("dropped", entry.failed)
             elif entry.failed is None and job.is_scored:
                 self.results[job] = entry
 

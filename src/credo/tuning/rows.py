@@ -170,7 +170,7 @@ def nested(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
     total = count_rows(pairs)
     if total < LEAST_FOR_REPORT:
         return pairs, []
-    if not all(_has_rows(x, y) for x, y in pairs):  # batches that cannot be taken apart go as a whole
+    if not all(has_rows(x, y) for x, y in pairs):  # batches that cannot be taken apart go as a whole
         chosen = chosen_rows(len(pairs), len(pairs) // REPORT_PART, seed)
         parts = [[pair for i, pair in enumerate(pairs) if (i in chosen) == reports] for reports in (False, True)]
         return (parts[0], parts[1]) if parts[0] else (pairs, [])
@@ -189,5 +189,11 @@ def nested(pairs: Pairs, seed: int) -> tuple[Pairs, Pairs]:
     return selection, report
 
 
-def _has_rows(x: AnyInputs, y: Tensor) -> bool:
+def has_rows(x: AnyInputs, y: Tensor) -> bool:
+    """Whether a batch can be taken apart into rows.
+
+    Args:
+        x: Its inputs.
+        y: Its targets.
+    """
     return not isinstance(x, Inputs) or {len(tensor) for tensor in x.tensors()} == {len(y)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -63,7 +63,6 @@ def choose(
     seed: int = 0,
     *,
     needs_proof: bool = True,
-    unfinished: Collection[str] = (),
 ) -> str:
     """The candidate with the lowest mean, if taking the lowest beats the plain network; else the plain network.
 
@@ -75,15 +74,9 @@ def choose(
         plain: Which of them is the plain network.
         seed: Seed of the folds.
         needs_proof: Whether the gain must be beyond noise; otherwise its mean must be large enough.
-        unfinished: Candidates that were measured in the middle of their training: the best of these is chosen, unless
-            the best of the others is better beyond chance.
     """
-    halfway, ended = ({n: losses[n] for n in losses if (n in unfinished) is half} for half in (True, False))
-    if halfway and ended and not is_worse(losses[lowest(halfway)], losses[lowest(ended)]):
-        return lowest(halfway)
-    ended = ended or dict(losses)
-    best, level = lowest(ended), CHOICE_LEVEL if needs_proof else None
-    return best if best == plain or beats(cross_fitted(ended, lowest, seed), losses[plain], level) else plain
+    best, level = lowest(losses), CHOICE_LEVEL if needs_proof else None
+    return best if best == plain or beats(cross_fitted(losses, lowest, seed), losses[plain], level) else plain
 
 
 def lowest(losses: Mapping[str, Tensor]) -> str:

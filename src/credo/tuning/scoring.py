@@ -24,6 +24,7 @@ from credo.evaluate.suite import quick_metrics
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.plan import constant_loss
 from credo.training.rows.given_back import PRIOR as RETURNED
+from credo.training.rows.given_back import carried_over
 from credo.tuning.jobs import Entry
 from credo.tuning.rows import Pairs
 from credo.tuning.rules import DROP_LEVEL
@@ -140,13 +141,14 @@ def scores_of(prediction: Any) -> dict[str, float]:
     return found
 
 
-def calibrated_by(posterior: Posterior, entry: Entry) -> Posterior:
+def calibrated_by(posterior: Posterior, entry: Entry, *, went_on: bool = False) -> Posterior:
     """The same posterior, with the calibration of its result.
 
     Args:
         posterior: A posterior.
         entry: The result of its job.
+        went_on: Whether its training went on after that.
     """
-    known = entry.calibration
-    posterior.calibration = None if known is None else Calibration.from_dict(known)
+    known = None if entry.calibration is None else Calibration.from_dict(entry.calibration)
+    posterior.calibration = known if known is None or not went_on else carried_over(known)
     return posterior

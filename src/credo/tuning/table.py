@@ -12,16 +12,14 @@ from credo.tuning.jobs import HALF, Entry, Job
 from credo.tuning.portfolio import PLAIN
 from credo.tuning.race import Race, losses_of
 from credo.tuning.rows import Pairs, count_rows
-from credo.tuning.rules import DROP_LEVEL, LEAST_GAIN, cross_fitted, difference
+from credo.tuning.rules import DROP_LEVEL, cross_fitted, difference
 from credo.tuning.scoring import calibrated_by
 
 _ORDER = ("chosen", "kept", "dropped", "not possible", "left out")
 
 
-def evidence_of(
-    race: Race, chosen: Job, last: Job, posterior: Posterior, report: Pairs, *, seconds: float
-) -> AutoEvidence:
-    """The table behind a choice.
+def evidence_of(race: Race, chosen: Job, last: Job, posterior: Posterior, report: Pairs) -> AutoEvidence:
+    """The table behind a choice, without the time that it took.
 
     Args:
         race: After its rounds.
@@ -29,7 +27,6 @@ def evidence_of(
         last: The job that ended its training.
         posterior: Its posterior, calibrated.
         report: Rows that decided nothing.
-        seconds: Wall time.
     """
     plain, alive, scoring = race.plain(), race.alive(), race.trials.scoring
     rows = [_row(race, job, race.results[job], plain, chosen) for job in race.results if _is_shown(race, job, chosen)]
@@ -58,7 +55,7 @@ def evidence_of(
         given_back_rows=count_rows(scoring.selection) if last != chosen else 0,
         cross_fitted_nll=(ends.value, ends.low, ends.high),
         passes=race.trials.budget.spent,
-        seconds=seconds,
+        seconds=0.0,
     )
 
 
@@ -111,15 +108,10 @@ def _statement(race: Race, chosen: Job, plain: Job | None) -> str:
         return "Nothing beat your plain network with temperature scaling: that is what is returned."
     found = difference(losses_of(race.results[chosen]), losses_of(race.results[plain]))
     network = "your plain network with calibration" + _trained_for(plain)
-    if chosen.stage == HALF and found.value > -LEAST_GAIN:
-        return (
-            f"{chosen.name} was chosen: halfway through its training it was not worse beyond chance than {network} "
-            f"(its NLL minus that of the network: {found.value:+.4f} nats, 90 % interval {found.low:+.4f} to "
-            f"{found.high:+.4f})."
-        )
+    when = ", halfway through its training," if chosen.stage == HALF else ""
     return (
-        f"{chosen.name} was chosen: its NLL is lower than that of {network} by {-found.value:.4f} nats (90 % interval "
-        f"{-found.high:.4f} to {-found.low:.4f})."
+        f"{chosen.name} was chosen: its NLL is{when} lower than that of {network} by {-found.value:.4f} nats "
+        f"(90 % interval {-found.high:.4f} to {-found.low:.4f})."
     )
 
 

@@ -9,7 +9,8 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import distributed as dist
 
 from credo.core.distributed.setup import distribute
 from credo.core.distributed.wrapped_networks import process_count
-from credo.core.errors import CredoError, CredoWarning, NonFiniteError
+from credo.core.errors import CredoError, CredoWarning, NonFiniteError, NonFiniteRowsError
 from credo.core.likelihood import Likelihood
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
@@ -61,6 +62,8 @@ class Trials:
         budget: What may be spent.
         forward: As in `credo.fit`.
         target: As in `credo.fit`.
+        on_epoch: Called after each epoch with the passes that its job has made.
+        scored: The longest that scoring took, in seconds, by the name of the candidate.
     """
 
     starts: Starts
@@ -75,6 +78,8 @@ class Trials:
     budget: Budget
     forward: Forward | None = None
     target: Target | None = None
+    on_epoch: Callable[[float], object] = lambda _: None
+    scored: dict[str, float] = field(default_factory=dict)
 
     def run(self, jobs: Sequence[Job], on_job: Callable[[Job], None] = lambda _: None) -> list[Entry]:
         """The results of jobs, in their order; several processes take every world-th each.
@@ -88,7 +93,7 @@ class Trials:
         own: dict[int, Entry] = {}
         for index in range(rank, len(jobs), world):
             on_job(jobs[index])
-            own[index] = self.done(jobs[index]) or self._run(jobs[index])
+            own[index] = self.done(jobs[index]) or self._too_late(jobs[index]) or self._run(jobs[index])
         if world > 1:
             every: list[dict[int, Entry]] = [{} for _ in range(world)]
             dist.all_gather_object(every, own)
@@ -131,6 +136,16 @@ class Trials:
             distribute(posterior, independent=True)
         return posterior
 
+    def check(self, plain: Candidate) -> None:
+        """Score the plain network before its training: raises at once what is wrong with rows, likelihood or network.
+
+        Args:
+            plain: The candidate.
+        """
+        with warnings.catch_warnings(), suppress(NonFiniteError):
+            warnings.simplefilter("ignore", CredoWarning)
+            self.scoring.score(self.build(Job(plain)).eval())
+
     def gives_back(self, candidate: Candidate, epochs: int) -> bool:
         """Whether a training can get the held-out rows for its last epochs.
 
@@ -142,6 +157,12 @@ class Trials:
             return False
         posterior = self.build(Job(candidate))
         return has_distribution_early(posterior) and self.scoring.calibrates(posterior)
+
+    def _too_late(self, job: Job) -> Entry | None:
+        """What is said of a job that there is no time for any more, where anything was scored before it."""
+        if not (self.scored and self.budget.is_over):
+            return None
+        return Entry(job.continues, failed="left out: no time was left for it")
 
     def _run(self, job: Job) -> Entry:
         start = time.monotonic()
@@ -155,6 +176,8 @@ class Trials:
                 )
                 trained = time.monotonic()
                 found = self.scoring.score(posterior.eval(), returns=job.stage == HALF) if job.is_scored else {}
+        except NonFiniteRowsError:  # of the data, and so of all candidates
+            raise
         except NonFiniteError as error:
             entry = Entry(job.last_epoch, passes=self.cost(job), failed=f"diverged: {_first_sentence(error)}")
         except NoTimeError:
@@ -166,7 +189,12 @@ class Trials:
                 raise
             entry = Entry(0, failed=f"not possible: {_first_sentence(error)}")
         else:
-            self.budget.scoring = max(self.budget.scoring, time.monotonic() - trained)
+            if job.is_scored:
+                took = time.monotonic() - trained
+                self.budget.scoring = max(self.budget.scoring, took)
+                self.scored[job.candidate.name] = max(self.scored.get(job.candidate.name, 0.0), took)
+            if epochs > job.continues and job.members == 1:
+                self.budget.fastest = min(self.budget.fastest, (trained - start) / self.cost(job, epochs))
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(posterior).values())
             common: dict[str, Any] = {
                 "passes": self.cost(job, epochs),
@@ -187,12 +215,13 @@ class Trials:
         return epoch_seconds(self.build(Job(candidate)), self.loader, options, within=0.02 * (self.budget.seconds or 0))
 
     def scoring_seconds(self, candidate: Candidate) -> float:
-        """Wall time of scoring a candidate.
+        """Wall time of scoring a candidate: what it took before, else by a prediction.
 
         Args:
             candidate: One that can be made.
         """
-        return scoring_seconds(self.build(Job(candidate)), self.scoring)
+        known = self.scored.get(candidate.name)
+        return scoring_seconds(self.build(Job(candidate)), self.scoring) if known is None else known
 
     def _deadline(self, job: Job) -> float:
         if self.budget.seconds is None or not job.candidate.trains:
@@ -222,9 +251,11 @@ class Trials:
         steps: list[int] = []  # since the last epoch: records of a checkpoint come without
         may_stop = job.candidate.name == PLAIN
 
+        last = math.inf if deadline == math.inf else self.budget.deadline(math.inf)
+
         def on_step(*at: Any) -> None:
             steps.append(at[1])
-            if not may_stop and time.monotonic() > deadline:
+            if not may_stop and time.monotonic() > last:  # a first epoch may take the time of others, not more
                 raise NoTimeError
 
         planned = job.epochs if job.stage else epochs
@@ -232,6 +263,7 @@ class Trials:
         began = time.monotonic()
         for record in train(posterior, self._batches(job), epochs=planned, on_step=on_step, **options):
             began, before = time.monotonic(), began
+            self.on_epoch(self.cost(job, record.epoch))
             may_stop = True
             if steps and record.epoch < epochs and 2 * began - before > deadline:
                 epochs = record.epoch

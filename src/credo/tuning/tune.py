@@ -22,6 +22,7 @@ from credo.core.held_out.ledger import row_digests
 from credo.core.posterior import Posterior
 from credo.core.support.files import write_json
 from credo.core.support.json_files import read_json
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.progress import make_progress
 from credo.core.support.validate import checked_count, is_number
 from credo.evaluate.suite import quick_metrics
@@ -74,6 +75,7 @@ class Tuned:
         return "\n".join(lines)
 
 
+@checked_keywords(train)
 def tune(
     factory: Callable[..., Posterior],
     loader: Loader,

@@ -24,7 +24,10 @@ def _command(
         typer.Argument(metavar="[EXPERIMENT.toml | DATA] [KEY=VALUE]…", help="As `credo train` takes them."),
     ] = None,
     folder: Annotated[Path | None, typer.Option("--run", help="Run folder. Default: runs/DATA-MODEL-auto.")] = None,
-    budget: Annotated[str, typer.Option(help="Wall time, such as 90s, 10min or 2h.")] = "10min",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Wall time, such as 90s, 10min or 2h. Default: 10,000 steps, but at most 10min."),
+    ] = None,
     passes: Annotated[
         float | None, typer.Option(help="Passes over the training rows instead: the same seed, the same choice.")
     ] = None,

@@ -27,11 +27,13 @@ from credo.core.distributed.rendezvous import fresh_store
 from credo.core.distributed.sync_batchnorm import synchronise_
 from credo.core.errors import LostProcessError, UnsupportedModelError, unknown
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count
 
 BATCHNORMS = ("local", "sync")
 
 
+@checked_keywords()
 def distribute(
     posterior: Posterior,
     *,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from credo.core.network.inputs import AnyInputs, run_network, split_batch
 from credo.core.network.skeleton import private_network
 from credo.core.network.substitute import Draw, substituted
+from credo.core.support.keywords import checked_keywords
 
 _TRACKING = nn.modules.batchnorm._NormBase
 _STATISTICS = ("running_mean", "running_var")
@@ -26,6 +27,7 @@ def _is_batch_norm(module: nn.Module) -> bool:
     return isinstance(module, nn.modules.batchnorm._BatchNorm)
 
 
+@checked_keywords()
 @contextmanager
 def frozen_statistics(model: nn.Module) -> Iterator[None]:
     """While open, passes do not update running statistics; what a pass computes does not change.
@@ -64,6 +66,7 @@ def statistics_kept_on_error(model: nn.Module) -> Iterator[None]:
         raise
 
 
+@checked_keywords()
 @torch.no_grad()
 def refresh_statistics(
     model: nn.Module, batches: Iterable[Any], *, draw: Draw | None = None, most: int | None = None

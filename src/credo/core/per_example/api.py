@@ -17,6 +17,7 @@ from credo.core.per_example.first_pass_checks import FirstPassChecks
 from credo.core.per_example.hook_plan import PlanChangedError
 from credo.core.per_example.hooks import squared_gradients
 from credo.core.per_example.plan import PerExamplePlan
+from credo.core.support.keywords import checked_keywords
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def batch_gradients(
     return BatchGradients(value.item(), gradients, squares, run.batch_size, run.examples)
 
 
+@checked_keywords()
 def per_example_squares(
     model: nn.Module,
     nll: Callable[[nn.Module], Tensor],

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from credo.core.network.inputs import AnyInputs
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.validate import checked_count, checked_seed
 from credo.evaluate.fidelity.function_draws import FunctionDraws, function_draws
 
@@ -56,6 +57,7 @@ class Agreement(NamedTuple):
     w1: Measured
 
 
+@checked_keywords()
 def agreement(
     posterior: Posterior, reference: Posterior, x: AnyInputs, *, draws: int = 400, seed: int = 0
 ) -> Agreement:

@@ -13,6 +13,7 @@ from credo.core.network.inputs import AnyInputs, run_network
 from credo.core.network.substitute import Draw
 from credo.core.posterior import Posterior
 from credo.core.sampling import evaluating
+from credo.core.support.keywords import checked_keywords
 from credo.evaluate.fidelity.chains import LEAST_DRAWS, ess_bulk, ess_tail, rhat_noise, split_rhat
 
 # Samples of all chains that are run: more are thinned evenly.
@@ -49,6 +50,7 @@ class ChainStudy(NamedTuple):
     ess_log_likelihood: float
 
 
+@checked_keywords()
 @torch.no_grad()
 def chain_study(posterior: Posterior, x: AnyInputs, y: Tensor | None = None) -> ChainStudy | None:
     """Diagnostics of the chains that a posterior keeps samples of; None if it keeps none, or fewer than 4 of a chain.

@@ -37,6 +37,7 @@ from credo.core.held_out.ledger import row_digests
 from credo.core.held_out.risk_sets import RISK_KINDS
 from credo.core.network.inputs import Forward, Target, read_batches
 from credo.core.posterior import Posterior
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.loader_checks import as_batches
 from credo.core.support.user_warnings import warn
 from credo.core.support.validate import is_count, is_number
@@ -58,6 +59,7 @@ _MOST_NAMED = 5
 _MOST_MISSED = 0.5
 
 
+@checked_keywords()
 def conformal(
     prediction: Any,
     y: Any = None,

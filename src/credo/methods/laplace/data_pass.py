@@ -10,9 +10,10 @@ from typing import Any, TypeGuard
 import torch
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import NonFiniteError
+from credo.core.errors import NonFiniteError, NonFiniteRowsError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.likelihood.end_of_network import warn_of_last_function
+from credo.core.network.nonfinite_rows import blamed_rows
 from credo.methods.laplace.sources import Passes, Source, Sums
 from credo.methods.laplace.structures import Structure
 from credo.methods.pass_file import rest_of
@@ -89,6 +90,9 @@ def pass_over(
             if index == 0:
                 warn_of_last_function(passes.likelihood, passes.net, source.outputs)
         if not math.isfinite(totals.log_likelihood):
+            blamed = blamed_rows([checked_pair(batch, device)], f" of batch {index}")
+            if blamed:
+                raise NonFiniteRowsError(blamed)
             raise NonFiniteError(
                 f"The loss of batch {index} of the pass is NaN or infinite: check the network's weights, and the "
                 "inputs and targets of this batch."

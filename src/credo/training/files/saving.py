@@ -20,6 +20,7 @@ from credo.core.posterior import Posterior
 from credo.core.saved.finite_state import listed, unsound, without_std
 from credo.core.saved.posterior_tensors import check_fit, tensors_of
 from credo.core.support.files import finite, write_atomically
+from credo.core.support.keywords import checked_keywords
 from credo.core.support.tensor_files import digest_of, read_safetensors, write_safetensors
 from credo.methods import METHODS, Ensemble
 from credo.methods.natural.point_estimate import current_names
@@ -36,6 +37,7 @@ PRUNED_FORMAT = 2
 ADAPTER_FORMAT = 3
 
 
+@checked_keywords()
 def save(posterior: Posterior, path: Path | str, *, extra: Mapping[str, Any] | None = None) -> Path:
     """Write weights, posterior, prior, buffers, calibration and the description to rebuild them; return the path.
 
@@ -155,6 +157,7 @@ def _raise_if(path: Path, problems: list[str]) -> None:
         raise FileFormatError(f"{path} holds no valid posterior: {listed(problems)}.")
 
 
+@checked_keywords()
 def describe(path: Path | str) -> dict[str, Any]:
     """Return the JSON description in a file: versions, method, hyper-parameters, network, calibration, `extra`."""
     return _read(Path(path))[0]

@@ -2,10 +2,14 @@
 
 A network that was trained to its end without some rows, and then on all, predicts worse than one that had all rows
 early (Ash and Adams 2020). So the rows return while the learning rate is still high, and what they chose for a
-posterior that is not the last one is drawn to 1 more strongly than by `credo.calibrate`.
+posterior that is not the last one is drawn to 1 more strongly than by `credo.calibrate`, and may make predictions
+wider, not narrower: noise that is learned at a high rate is too wide and becomes narrower by itself, while overfitting
+only grows.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from credo.calibration import calibrate
 from credo.calibration.calibratable import check_calibratable
@@ -84,7 +88,16 @@ class GivenBack:
         calibrate(posterior, rows, prior=PRIOR, progress=False)
         found, posterior.calibration = posterior.calibration, None
         assert found is not None
-        return found
+        return carried_over(found)
+
+
+def carried_over(found: Calibration) -> Calibration:
+    """What a calibration from the middle of a training says of its end: the same, but not narrower predictions.
+
+    Args:
+        found: What was chosen.
+    """
+    return replace(found, std_factor=max(1.0, found.std_factor), temperature=max(1.0, found.temperature))
 
 
 def epochs_before(epochs: int) -> int:
