@@ -167,10 +167,14 @@ _FIRST_DEFAULTS: dict[str, dict[str, Any]] = {
     "bbb": {"temperature": 1.0},
     "vogn": {"temperature": 1.0},
     "ivon": {"clip": None, "temperature": 1.0},
-    "kfac": {"clip": 1e-2},
-    "noisy-kfac": {"temperature": 1.0, "clip": 1e-2},
+    "kfac": {"clip": 1e-2, "curvature": {}},
+    "noisy-kfac": {"temperature": 1.0, "clip": 1e-2, "curvature": {}},
 }
-_FIRST_DECAYS = {"vogn": 0.999, "ogn": 0.999, "ivon": 0.9999}
+_EVERY_STEP = {"factor_every": 1, "inverse_every": 10}
+_FIRST_CURVATURES: dict[str, dict[str, Any]] = {
+    **{"vogn": {"decay": 0.999}, "ogn": {"decay": 0.999}, "ivon": {"decay": 0.9999}},
+    **{"kfac": _EVERY_STEP, "noisy-kfac": _EVERY_STEP},
+}
 _FIRST_TRAINING = {"schedule": "constant", "warmup": 0.0}
 
 
@@ -191,6 +195,7 @@ def current_settings(arguments: Any) -> Any:
     table, options = current_table({**_FIRST_DEFAULTS.get(name, {}), **arguments})[0], method_options(name)
     kinds = {key: group_of(options.get(key)) for key in table}
     found = {key: value if (kind := kinds[key]) is None else kind.completed(value) for key, value in table.items()}
-    if isinstance(found.get("curvature"), dict) and found["curvature"].get("decay", 0.0) is None:
-        found["curvature"]["decay"] = _FIRST_DECAYS.get(name)
+    if isinstance(found.get("curvature"), dict):
+        first = _FIRST_CURVATURES.get(name, {})
+        found["curvature"] |= {key: value for key, value in first.items() if found["curvature"].get(key, 0) is None}
     return found

@@ -108,11 +108,12 @@ _IVON_TRAINING = {"epochs": 200, "schedule": "cosine", "milestones": [], "warmup
 _KFAC = {
     "name": "kfac",
     "lr": 1e-3,
-    "curvature": {"decay": 1e-3, "fisher": "sampled", "inverse_every": 1},
+    "curvature": {"decay": 1e-3, "fisher": "sampled", "factor_every": 1, "inverse_every": 1},
     "damping": 1e-3,
     "prior_precision": 50.0,
     "clip": None,  # the paper does not bound its steps
 }
+_EVERY_STEP = {"factor_every": 1, "inverse_every": 10}
 _NOISY = {**_KFAC, "name": "noisy-kfac", "temperature": 1.0}
 
 # Not stated in the paper: BBB's and OGN's settings, ResNet-18's dropout rate, K-FAC except for AlexNet and LeNet-5.
@@ -170,7 +171,7 @@ CPU: dict[str, Setting] = {
     },
     "ogn": {"method": {"name": "ogn", "lr": 1e-3, "damping": 0.01, "curvature": 0.99, "prior_precision": 200.0}},
     "kfac": {
-        "method": {"name": "kfac", "lr": 1e-3, "prior_precision": 400.0, "damping": 1e-3},
+        "method": {"name": "kfac", "lr": 1e-3, "prior_precision": 400.0, "damping": 1e-3, "curvature": _EVERY_STEP},
         "training": {"epochs": 20},
     },
     "noisy-kfac": {
@@ -181,6 +182,7 @@ CPU: dict[str, Setting] = {
             "damping": 1e-3,
             "clip": 1e-2,
             "temperature": 1.0,
+            "curvature": _EVERY_STEP,
         },
         "training": {"epochs": 20},
     },

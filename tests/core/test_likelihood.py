@@ -249,11 +249,14 @@ def test_fit_starts_a_noise_that_is_not_given_at_the_spread_of_the_targets() -> 
             stds.append(self.moments(outputs)[1][0].tolist())
             return super().nll(outputs, y)
 
-    credo.fit(MAP(nn.Linear(1, 2), data_size=64, likelihood=Recording(outputs=2)), [(x, y)], epochs=1, progress=False)
+    own = MAP(nn.Linear(1, 2), data_size=64, likelihood=Recording(outputs=2))
+    with pytest.warns(credo.DataWarning, match="The targets have mean"):
+        credo.fit(own, [(x, y)], epochs=1, progress=False)
     assert stds[0] == pytest.approx(y.std(0, correction=0).tolist(), rel=1e-3)
     stds.clear()
     given = Recording([3.0, 4.0], learn=True)
-    credo.fit(MAP(nn.Linear(1, 2), data_size=64, likelihood=given), [(x, y)], epochs=1, progress=False)
+    with pytest.warns(credo.DataWarning, match="The targets have mean"):
+        credo.fit(MAP(nn.Linear(1, 2), data_size=64, likelihood=given), [(x, y)], epochs=1, progress=False)
     assert stds[0] == pytest.approx([3.0, 4.0])
 
 

@@ -143,6 +143,7 @@ def test_the_agreed_form(trained: Trained, examine: Examine, method: str, kind: 
         "monte_carlo",
         "history",
         "inputs",
+        "targets",
         "detection",
         "prior_scales",
         "chains",

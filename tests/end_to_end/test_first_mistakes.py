@@ -360,7 +360,7 @@ CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "gaps in held-out rows": (
         lambda: credo.calibrate(method(), [(X * torch.nan, Y)]),
         ArithmeticError,
-        "Check their inputs and targets",
+        "The inputs of rows 0, 1, .* of the held-out rows, as they were read, are NaN or infinite",
     ),
     "networks as members": (lambda: credo.Ensemble([network()]), ValueError, "needs posteriors.*got a Sequential"),
     "metrics of a tensor": (lambda: credo.measure(X), TypeError, r"credo\.predict\(posterior, batches\); got a Tensor"),

@@ -182,12 +182,16 @@ def test_bad_choices_are_refused(options: dict, words: str) -> None:
         BBB(mlp(), data_size=10, **options)
 
 
-def test_a_std_whose_gradient_is_infinite_is_named_by_its_weight() -> None:
+def test_a_weight_whose_gradient_is_infinite_is_named_and_its_std_by_it() -> None:
     x, y = data()
 
     def nll(net: nn.Module) -> Tensor:
         net[0].bias.register_hook(lambda g: torch.full_like(g, math.inf))
         return F.cross_entropy(net(x), y)
 
-    with pytest.raises(ArithmeticError, match=r"The gradient of the std of 0\.bias is not finite at step 0"):
-        BBB(mlp(), data_size=10).step(nll)
+    posterior = BBB(mlp(), data_size=10)
+    with pytest.raises(ArithmeticError, match=r"The gradient of 0\.bias is not finite at step 0"):
+        posterior.step(nll)
+    gradient = torch.zeros_like(posterior.rho)
+    gradient[-1] = math.inf
+    assert posterior._locate("rho", gradient) == f"the std of {posterior.layout.names[-1]}"

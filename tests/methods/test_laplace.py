@@ -253,9 +253,9 @@ def test_many_classes_need_no_more_than_a_matrix_of_the_classes() -> None:
         ([(X, Y, Y)], TypeError, "of Tensor, Tensor, Tensor"),
         ([X], TypeError, "got inputs alone"),
         ([(X, Y[:3])], ValueError, "24 inputs and 3 targets"),
-        ([], credo.CredoError, "no batch"),
+        ([], ValueError, "no batches"),
         ([(X, torch.full((24,), -100))], ValueError, "All labels"),
-        ([(X * math.nan, Y)], credo.NonFiniteError, "batch 0 of the pass is NaN"),
+        ([(X * math.nan, Y)], credo.NonFiniteError, "inputs of rows 0, 1, .* of batch 0 are NaN"),
     ],
 )
 def test_wrong_batches_say_what_is_wrong_and_change_nothing(loader: Any, error: type, message: str) -> None:

@@ -358,7 +358,7 @@ def test_half_precision_is_summed_in_double() -> None:
         ([{"x": X}], TypeError, "batches with targets.*got inputs alone"),
         ([(X, LABELS[:3])], ValueError, "24 inputs and 3 targets"),
         ([(X, LABELS + 1)], ValueError, "Labels run from 1 to 3"),
-        ([], credo.CredoError, "no batch"),
+        ([], ValueError, "no batches"),
         ([(X * math.nan, LABELS)], credo.NonFiniteError, "batch 0 of the pass is NaN"),
     ],
 )

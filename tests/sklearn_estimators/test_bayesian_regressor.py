@@ -114,7 +114,7 @@ def test_intervals_are_those_of_a_recalibration() -> None:
     regressor = quick(epochs=20).fit(rows[:400], y[:400])
     low, high = regressor.predict_interval(rows[800:])
     mean = regressor.predict(rows[800:])
-    np.testing.assert_allclose(high - mean, mean - low)
+    np.testing.assert_allclose(high - mean, mean - low, rtol=0.05)  # a mixture of normals that hardly differ
     x = torch.from_numpy((rows[400:800] - regressor.input_mean_) / regressor.input_std_)
     targets = torch.from_numpy((y[400:800, None] - regressor.target_mean_) / regressor.target_std_)
     credo.recalibrate(regressor.posterior_, [(x, targets)], kind="quantile")

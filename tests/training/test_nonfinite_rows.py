@@ -97,5 +97,5 @@ def test_a_loss_that_is_not_finite_for_finite_rows_is_named_as_before() -> None:
 
 
 def test_auto_says_that_every_candidate_diverged() -> None:
-    with pytest.raises(ValueError, match=r"^No candidate could be trained and scored \(plain: diverged"):
+    with pytest.raises(ValueError, match=r"^No candidate could be trained and scored \(plain, bbb: diverged"):
         credo.auto(_net(), FORMS["batches"](X * 1e30, Y), passes=16, progress=False)

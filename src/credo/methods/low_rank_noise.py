@@ -226,7 +226,7 @@ class LowRankNoise(GradientPosterior):
     def _find(self, batches: Iterable[Any]) -> None:
         rows, steps = first_rows(self, batches, self.search_examples), self.steps
         if not rows:
-            raise CredoError("The loader gave no batch.")
+            raise ValueError("The loader has no batches.")
         with restored_on_error(self.likelihood):
             fit_likelihood_(self, rows)
             try:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.description import Description, KeptChains
-from credo.core.errors import CredoError, CredoWarning, UnsupportedModelError
+from credo.core.errors import CredoWarning, UnsupportedModelError
 from credo.core.likelihood import GaussianNoise, Likelihood
 from credo.core.network.flat_layout import Layout
 from credo.core.network.inputs import Forward, Inputs, Target, join_inputs, tensors_of
@@ -278,7 +278,7 @@ class HMC(GradientPosterior):
         """All data of the loader, in the precision of the chains, on the device."""
         pairs = [checked_pair(batch, self.device) for batch in read_quietly(loader)]
         if not pairs:
-            raise CredoError("The loader gave no batch.")
+            raise ValueError("The loader has no batches.")
         x, y = join_inputs([x for x, _ in pairs]), self._cast(torch.cat([y for _, y in pairs]))
         x = x.mapped(self._cast) if isinstance(x, Inputs) else self._cast(x)
         counted = self.likelihood.counted(y).examples

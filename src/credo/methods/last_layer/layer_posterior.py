@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from credo.core.distributed.process_group import ProcessGroup
-from credo.core.errors import CredoError
 from credo.core.likelihood import MIN_STD, GaussianNoise, Likelihood
 from credo.methods.laplace.structures import ReplacedBuffers
 from credo.methods.last_layer.class_bound import ClassSolver
@@ -172,7 +171,7 @@ class ConjugatePosterior(LayerPosterior):
             own = LinearData.of(features, targets.reshape(len(features), -1).to(features.dtype))
             total = own if total is None else total + own
         if total is None:
-            raise CredoError("The loader gave no batch.")
+            raise ValueError("The loader has no batches.")
         if group is None:
             return total
         tensors = [total.gram, total.cross, total.squares, total.rows]
@@ -249,7 +248,7 @@ class ClassPosterior(LayerPosterior):
         for index, batch in rest_of(batches, lambda: {"examples": joined()}, resume):
             own.append(read(index, batch))
         if not own:
-            raise CredoError("The loader gave no batch.")
+            raise ValueError("The loader has no batches.")
         features, labels = joined()
         if group is None or group.world == 1:
             return features, labels
