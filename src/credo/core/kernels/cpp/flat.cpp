@@ -393,6 +393,7 @@ struct Update {
     int coupled;         // whether the prior's pull goes through the momentum
     float variance;      // for the KL: variance = this / (curvature + shift + damping); 0: no KL
     float prior_precision;
+    float square_decay, square_debias;  // weight of the old squared gradients, and the factor that makes them unbiased
 };
 
 static inline float next_curvature(const Update& u, float now, float found, float half) {
@@ -403,11 +404,12 @@ static inline float next_curvature(const Update& u, float now, float found, floa
 
 // momentum ← keep·momentum + take·(g + coupled·pull), curvature ← decay·curvature + renew·h (+ correction),
 // mean ← mean − lr·clip((debias·momentum + (1 − coupled)·pull) / (curvature + shift + damping)),
-// where pull = shift·(mean − prior_mean). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
+// where pull = shift·(mean − prior_mean). With `slopes`, which follow (g + pull)², the direction is Adam's instead:
+// debias·momentum / (√(square_debias·slopes) + 1e-8). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
 // and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
 void credo_update(float* const* means, float* const* gradients, float* const* curvatures, const int64_t* sizes,
-                  int64_t count, float* momentum, float* curvature, int64_t size, const Update* update, int dry,
-                  double* sums, int threads) {
+                  int64_t count, float* momentum, float* curvature, float* slopes, int64_t size,
+                  const Update* update, int dry, double* sums, int threads) {
     const Tensors mean{means, sizes, count}, gradient{gradients, sizes, count}, fresh{curvatures, sizes, count};
     const Update u = *update;
     const int64_t blocks = (size + B - 1) / B;
@@ -449,8 +451,14 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
         for (int64_t i = 0; i < n; ++i) {
             const float pull = u.shift * (mu[i] - u.prior_mean);
             const float next = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
-            const float speed = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
-            const float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
+            const float slope = g[i] * u.gradient_scale + through * pull;
+            const float speed = u.keep * m[i] + u.take * slope;
+            float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
+            if (slopes) {
+                float& square = slopes[begin + i];
+                square = u.square_decay * square + (1.0f - u.square_decay) * slope * slope;
+                below = std::sqrt(u.square_debias * square) + 1e-8f;
+            }
             const float direction = (u.debias * speed + beside * pull) / below;
             s[i] = next;
             m[i] = speed;
