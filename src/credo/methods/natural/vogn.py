@@ -52,7 +52,6 @@ from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
 from credo.methods.planning import COLDER, RISING_PART, WARM, planned_temperature
 
-
 # Learning rates of Adam's steps and of natural gradients, by the way that the means move.
 RATES = {"adam": 1.5e-2, "natural": 1e-2}
 SQUARE_DECAY = 0.999
