@@ -50,7 +50,7 @@ from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
-from credo.methods.planning import COLDER, RISING_PART, WARM, planned_temperature
+from credo.methods.planning import COLDER, FEWEST_EPOCHS, RISING_PART, USUAL_PART, WARM, planned_temperature
 
 # Learning rates of Adam's steps and of natural gradients, by the way that the means move.
 RATES = {"adam": 1.5e-2, "natural": 1e-2}
@@ -62,6 +62,19 @@ def checked_update(given: str | None) -> str | None:
     if given is not None and given not in RATES:
         raise ValueError(unknown("update", str(given), RATES))
     return given
+
+
+def _rising(to: float, steps: int, part: float) -> dict[str, float]:
+    """The temperature of a training: at first the curvature is small and the noise that of the prior and the damping.
+
+    Networks that are trained already, and short trainings, would be lost in it.
+
+    Args:
+        to: The temperature in the end.
+        steps: Steps of the training.
+        part: Part of the steps in which it rises.
+    """
+    return {"start": to / 100, "steps": max(1, int(part * steps)), "to": to}
 
 
 class GaussNewton(DiagonalStepper, ABC):
@@ -242,15 +255,11 @@ class VOGN(GaussNewton, NaturalGaussian):
         self._make_state(RATES[chosen] if lr is None else lr, prior, prior_precision, random)
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
-        return self._rising(planned_temperature(self.likelihood.task, epochs), steps)
-
-    def _rising(self, to: float, steps: int) -> dict[str, float]:
-        # Before training, curvatures are small and the noise is that of the prior and the damping, in which networks
-        # that are trained already, sharp functions and short trainings are lost: it rises nearly to the end.
-        return {"start": to / 100, "steps": max(1, int(RISING_PART * steps)), "to": to}
+        part = RISING_PART if epochs < FEWEST_EPOCHS else USUAL_PART
+        return _rising(planned_temperature(self.likelihood.task, epochs), steps, part)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one.
+        """Cold: a fifth of the usual temperature in a short training, and the usual one late. Warm: 1, and the usual one.
 
         Args:
             plan: `"cold"` or `"warm"`.
@@ -258,13 +267,15 @@ class VOGN(GaussNewton, NaturalGaussian):
             epochs: Times that every example is seen, in the whole training.
             is_short: Whether the training is a short one, to compare the plans.
         """
-        to = planned_temperature(self.likelihood.task, epochs)
-        if plan == "cold" and is_short:
-            to *= 2 * COLDER
-            self._plan_prior(1.0)
-        elif plan == "warm" and not is_short:
+        to, part = planned_temperature(self.likelihood.task, epochs), USUAL_PART
+        if plan == "cold":
+            part = RISING_PART
+            if is_short:
+                to *= 2 * COLDER
+                self._plan_prior(1.0)
+        elif not is_short:
             to = max(WARM, to)
-        self._set_planned("temperature", self._rising(to, steps))
+        self._set_planned("temperature", _rising(to, steps, part))
         self.plan_training_(steps=steps, epochs=epochs)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:
