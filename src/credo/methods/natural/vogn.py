@@ -259,7 +259,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         return _rising(planned_temperature(self.likelihood.task, epochs), steps, part)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """Cold: a fifth of the usual temperature in a short training, and the usual one late. Warm: 1, and the usual one.
+        """Cold: a fifth of the usual temperature in a short training, else the usual one, late. Warm: 1.
 
         Args:
             plan: `"cold"` or `"warm"`.
