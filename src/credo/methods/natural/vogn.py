@@ -80,7 +80,7 @@ def _rising(to: float, steps: int, part: float) -> dict[str, float]:
 class GaussNewton(DiagonalStepper, ABC):
     """The update rule of VOGN and of OGN, which has no noise."""
 
-    nonnegative = ("curvature",)
+    nonnegative = ("curvature", "squares")
     can_scale_loss = can_compile = False
     plan: PerExamplePlan
     curvature_decay: float
