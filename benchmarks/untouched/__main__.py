@@ -4,7 +4,7 @@
     python -m benchmarks.untouched.fresh          # tasks that no default was chosen on
     python -m benchmarks.untouched.fresh_again    # others, written when a default had changed
     python -m benchmarks.untouched.noisy          # small tasks with little and much noise, which it was chosen on
-    python -m benchmarks.untouched.fresh_third    # others, written before the step of VOGN changed
+    python -m benchmarks.untouched.fresh_third    # others, written before VOGN had another step
     python -m benchmarks.untouched.varied         # sharp functions, series, fine-tuning, short trainings: to choose on
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
@@ -30,7 +30,7 @@ import torch
 
 from benchmarks.report import Run as Record
 from benchmarks.report import count, names_of, processor, say
-from benchmarks.untouched.contenders import AUTO, CALIBRATED, OURS, PLAIN, USUAL, Run
+from benchmarks.untouched.contenders import AUTO, BY_ADAM, CALIBRATED, OURS, PLAIN, USUAL, Run
 from benchmarks.untouched.fresh import FRESH
 from benchmarks.untouched.fresh_again import FRESH_AGAIN
 from benchmarks.untouched.fresh_third import FRESH_THIRD
@@ -45,7 +45,7 @@ from credo.data import DataMissingError
 
 FOLDER = Path("results/benchmarks/untouched")
 ALL_TASKS = TASKS | FRESH | FRESH_AGAIN | FRESH_THIRD | DEVELOPMENT | CHECK | VARIED
-CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **USUAL, **AUTO, **PEERS}
+CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **USUAL, **BY_ADAM, **AUTO, **PEERS}
 
 
 def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""A third set of tasks that no default was chosen on: written before VOGN's steps changed, and run once.
+"""A third set of tasks that no default was chosen on: written before VOGN had `update="adam"`, and run once.
 
 `python -m benchmarks.untouched.fresh_third` runs them. Whoever changes a default in view of them writes new ones.
 """

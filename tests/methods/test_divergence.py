@@ -73,8 +73,7 @@ def test_it_is_said_in_fit_and_in_torch_optimisers() -> None:
     ("method", "advice"),
     [
         ("map", "optimizer={'clip_norm': 1} or lr=0.0003"),
-        ("vogn", "update='adam', lr=1e-3"),
-        ("ogn", "damping=1 or lr=0.001"),
+        ("vogn", "damping=1 or lr=0.001"),
         ("noisy-kfac", "clip=0.0003 or damping=0.1"),
     ],
 )

@@ -1,7 +1,9 @@
-"""VOGN without a rate: the means take Adam's steps, the noise stays that of the curvature."""
+"""VOGN with `update="adam"`: the means take Adam's steps, the noise stays that of the curvature."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import credo
+from credo import optim
+from credo.core.divergence import _smaller_steps
+from credo.doctor.measurements import method_info
+from credo.methods.planning import FEWEST_EPOCHS
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > X[:, 1]).long()
@@ -25,13 +31,19 @@ def loss_of(scale: float = 1.0) -> Callable[[nn.Module], Tensor]:
     return lambda net: scale * F.cross_entropy(net(X), Y)
 
 
+by_adam = partial(credo.VOGN, update="adam")
+
+
 @pytest.mark.parametrize("kernels", ["1", "0"])
-def test_without_noise_and_prior_the_means_are_those_of_adam(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lr", [None, 3e-3])
+def test_without_noise_and_prior_the_means_are_those_of_adam(
+    kernels: str, lr: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if kernels == "0":
         monkeypatch.setenv("CREDO_KERNELS", "0")
-    posterior = credo.VOGN(network(), data_size=60, temperature=COLD)
+    posterior = by_adam(network(), data_size=60, lr=lr, temperature=COLD)
     net = network()
-    adam = torch.optim.Adam(net.parameters(), 1.5e-2)
+    adam = torch.optim.Adam(net.parameters(), lr or 1.5e-2)
     for _ in range(30):
         posterior.step(loss_of())
         adam.zero_grad()
@@ -44,7 +56,7 @@ def test_without_noise_and_prior_the_means_are_those_of_adam(kernels: str, monke
 def test_steps_do_not_depend_on_the_scale_of_the_loss() -> None:
     moved = []
     for scale in (1.0, 100.0):
-        posterior = credo.VOGN(network(), data_size=60, temperature=COLD)
+        posterior = by_adam(network(), data_size=60, temperature=COLD)
         for _ in range(10):
             posterior.step(loss_of(scale))
         moved.append(torch.cat([p.detach().flatten() for p in posterior.model.parameters()]))
@@ -52,24 +64,84 @@ def test_steps_do_not_depend_on_the_scale_of_the_loss() -> None:
 
 
 def test_the_noise_is_that_of_the_curvature() -> None:
-    posterior = credo.VOGN(network(), data_size=60, temperature=0.5, damping=0.2, prior_precision=3.0)
+    posterior = by_adam(network(), data_size=60, temperature=0.5, damping=0.2, prior_precision=3.0)
     for _ in range(5):
         posterior.step(loss_of())
     std = torch.cat([s.flatten() for s in posterior.std().values()])
     assert torch.allclose(std**2, 0.5 / (60 * (posterior.curvature + 0.2) + 0.5 * 3.0))
 
 
-def test_a_rate_is_one_of_natural_gradients() -> None:
-    assert credo.VOGN(network(), data_size=60).squares is not None
-    assert credo.VOGN(network(), data_size=60, lr=1e-2).squares is None
-    assert credo.VOGN(network(), data_size=60, update="natural").rates == 1e-2
-    assert credo.VOGN(network(), data_size=60, lr=1e-3, update="adam").squares is not None
+@pytest.mark.parametrize("make", [credo.VOGN, lambda *given, **options: optim.VOGN(*given, **options).posterior])
+def test_a_rate_never_chooses_the_step(make: Any) -> None:
+    for lr in (None, 1e-2, 3e-3, {"0.*": 1e-3, "*": 1e-2}):
+        given = {} if lr is None else {"lr": lr}
+        assert make(network(), data_size=60, **given).squares is None
+        assert make(network(), data_size=60, update="natural", **given).squares is None
+        assert make(network(), data_size=60, update="adam", **given).squares is not None
+
+
+@pytest.mark.parametrize(("update", "rate"), [("natural", 1e-2), ("adam", 1.5e-2)])
+def test_each_step_has_a_rate_of_its_own(update: str, rate: float) -> None:
+    posterior = credo.VOGN(network(), data_size=60, update=update)
+    assert posterior.rates == posterior.config()["lr"] == rate
+    given = credo.VOGN(network(), data_size=60, update=update, lr=2e-3)
+    assert given.rates == given.config()["lr"] == 2e-3
+    assert method_info(given).default_lr == rate
+
+
+def test_an_unknown_step_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"update.*'natural'"):
         credo.VOGN(network(), data_size=60, update="naturel")
 
 
+def test_without_an_update_the_step_is_that_of_the_papers() -> None:
+    posterior = credo.VOGN(network(), data_size=60, temperature=COLD, damping=0.2)
+    net = network()
+    momentum = [torch.zeros_like(p) for p in net.parameters()]
+    curvature: list[Tensor] = []
+    for step in range(4):
+        posterior.step(loss_of())
+        rows = [
+            torch.autograd.grad(F.cross_entropy(net(x[None]), y[None]), list(net.parameters()))
+            for x, y in zip(X, Y, strict=True)
+        ]
+        for i, parameter in enumerate(net.parameters()):
+            each = torch.stack([row[i] for row in rows])
+            momentum[i] = 0.9 * momentum[i] + each.mean(0)
+            square = each.square().mean(0)
+            curvature[i : i + 1] = [square if step == 0 else 0.999 * curvature[i] + 0.001 * square]
+            parameter.data -= 1e-2 * momentum[i] / (curvature[i] + 0.2)
+    for ours, theirs in zip(posterior.model.parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("update", "plan", "epochs", "part"),
+    [
+        ("natural", None, 10, 0.5),
+        ("natural", "cold", 100, 0.5),
+        ("adam", None, FEWEST_EPOCHS - 1, 0.9),
+        ("adam", None, FEWEST_EPOCHS, 0.5),
+        ("adam", "cold", 100, 0.9),
+        ("adam", "warm", 100, 0.5),
+    ],
+)
+def test_only_adams_temperature_rises_late(update: str, plan: str | None, epochs: int, part: float) -> None:
+    posterior = credo.VOGN(network(), data_size=60, update=update)
+    if plan is None:
+        posterior.plan_training_(steps=1000, epochs=epochs)
+    else:
+        posterior.plan_as_(plan, steps=1000, epochs=epochs)
+    assert posterior.config()["temperature"]["steps"] == part * 1000
+
+
+def test_advice_against_divergence_is_of_the_rate_alone() -> None:
+    assert _smaller_steps(by_adam(network(), data_size=60)) == ["lr=0.0015"]
+    assert _smaller_steps(by_adam(network(), data_size=60, lr=1e-2)) == ["lr=0.001"]
+
+
 def test_squares_are_saved_and_pruned(tmp_path: Path) -> None:
-    posterior = credo.VOGN(network(), data_size=60, temperature=0.1)
+    posterior = by_adam(network(), data_size=60, temperature=0.1)
     posterior.step(loss_of())
     credo.save(posterior, tmp_path / "one.safetensors")
     loaded = credo.load(tmp_path / "one.safetensors", network())

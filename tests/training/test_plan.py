@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import credo
 from credo.data import Batches, Split
-from credo.methods.planning import FEWEST_EPOCHS, planned_temperature
+from credo.methods.planning import planned_temperature
 from credo.training import plan as module
-from credo.training.plan import chosen, constant_loss
+from credo.training.plan import FEWEST_EPOCHS, chosen, constant_loss
 from credo.training.stopping import TrainingStopped
 
 METHODS = ("bbb", "vogn", "noisy-kfac")

@@ -7,8 +7,8 @@ the damping. Each step, with per-example gradients gᵢ at draws w ~ q,
 
 (Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1). All depends on
 τ/N alone: their factor k of N for data augmentation is a temperature of τ/k. Where curvatures are far below γ, this is
-SGD, whose best rate differs from task to task. By default the means therefore take Adam's step along m, μ ← μ − lr·m/√v
-with v ← β₂v + (1 − β₂)(mean gᵢ + δ̃(μ − μ₀))², as in Vadam (Khan et al. 2018); the noise is the one above.
+SGD, whose best rate differs from task to task. With `update="adam"` the means take Adam's step along m instead,
+μ ← μ − lr·m/√v with v ← β₂v + (1 − β₂)(mean gᵢ + δ̃(μ − μ₀))², as in Vadam (Khan et al. 2018); the noise is the same.
 """
 
 from __future__ import annotations
@@ -52,16 +52,9 @@ from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
 from credo.methods.planning import COLDER, FEWEST_EPOCHS, RISING_PART, USUAL_PART, WARM, planned_temperature
 
-# Learning rates of Adam's steps and of natural gradients, by the way that the means move.
-RATES = {"adam": 1.5e-2, "natural": 1e-2}
+# Learning rates by the way that the means move: natural gradients or Adam's steps.
+RATES = {"natural": 1e-2, "adam": 1.5e-2}
 SQUARE_DECAY = 0.999
-
-
-def checked_update(given: str | None) -> str | None:
-    """The same; raises ValueError if it is no way in which means move."""
-    if given is not None and given not in RATES:
-        raise ValueError(unknown("update", str(given), RATES))
-    return given
 
 
 def _rising(to: float, steps: int, part: float) -> dict[str, float]:
@@ -197,15 +190,15 @@ class VOGN(GaussNewton, NaturalGaussian):
     Args:
         model: The network; its parameters become the posterior mean.
         data_size: The number of training examples N.
-        lr: Learning rate, or rates by parameter name globs. None: 1.5e-2 for `"adam"`, 1e-2 for `"natural"`.
+        lr: Learning rate, or rates by parameter name globs. None: 1e-2 for `"natural"`, 1.5e-2 for `"adam"`.
         prior: The Gaussian prior: an object, its standard deviation or its description; None: N(0, 1), or
             what `fit` chooses.
         prior_precision: Precision δ of a Gaussian prior about zero instead, also by parameter name globs.
         momentum: Weight β₁ of the old momentum, a `Momentum`, or a mapping of its fields.
         curvature: Weight β of the old curvature, a `Curvature`, or a mapping of its fields.
         damping: γ, added to the curvature; part of the noise's precision, too.
-        update: How the means move: `"natural"` is the papers' step, whose rate is to be found for the task; `"adam"` is
-            one by root mean squared gradients, which suits losses of any scale. None: `"natural"` if an `lr` is given.
+        update: How the means move: `"natural"` is the papers' step; `"adam"` is one by root mean squared gradients, for
+            networks whose curvatures are far below the damping.
         draws: Draws a step, whose gradients are averaged.
         noise: `"weights"`, or an `AdversarialSampling`, which mixes the gradients at a draw with those at the worst
             weights near another (an experiment).
@@ -238,7 +231,7 @@ class VOGN(GaussNewton, NaturalGaussian):
         momentum: Momentum | Mapping[str, Any] | float = Momentum(),
         curvature: Curvature | Mapping[str, Any] | float = Curvature(),
         damping: float = 0.1,
-        update: str | None = None,
+        update: str = "natural",
         draws: int = 1,
         noise: AdversarialSampling | Mapping[str, Any] | str = "weights",
         temperature: Warmup | Mapping[str, Any] | float | None = None,
@@ -247,19 +240,26 @@ class VOGN(GaussNewton, NaturalGaussian):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        chosen = checked_update(update) or ("natural" if lr is not None else "adam")
-        self._set_groups(momentum, curvature, damping, temperature, adam=chosen == "adam")
+        if update not in RATES:
+            raise ValueError(unknown("update", str(update), RATES))
+        self._set_groups(momentum, curvature, damping, temperature, adam=update == "adam")
         self.step_draws = checked_count("draws", draws, what="draws a step")
         self.attack = attack_of(noise)
         self.arguments["noise"] = self.attack or "weights"
-        self._make_state(RATES[chosen] if lr is None else lr, prior, prior_precision, random)
+        self.arguments["lr"] = RATES[update] if lr is None else lr
+        self._make_state(self.arguments["lr"], prior, prior_precision, random)
+
+    @property
+    def default_lr(self) -> float:
+        """The learning rate where none is given."""
+        return RATES[self.arguments["update"]]
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
-        part = RISING_PART if epochs < FEWEST_EPOCHS else USUAL_PART
+        part = RISING_PART if self.steps_as_adam and epochs < FEWEST_EPOCHS else USUAL_PART
         return _rising(planned_temperature(self.likelihood.task, epochs), steps, part)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
-        """Cold: a fifth of the usual temperature in a short training, else the usual one, late. Warm: 1.
+        """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one.
 
         Args:
             plan: `"cold"` or `"warm"`.
@@ -268,12 +268,12 @@ class VOGN(GaussNewton, NaturalGaussian):
             is_short: Whether the training is a short one, to compare the plans.
         """
         to, part = planned_temperature(self.likelihood.task, epochs), USUAL_PART
-        if plan == "cold":
+        if plan == "cold" and (is_short or self.steps_as_adam):
             part = RISING_PART
-            if is_short:
-                to *= 2 * COLDER
-                self._plan_prior(1.0)
-        elif not is_short:
+        if plan == "cold" and is_short:
+            to *= 2 * COLDER
+            self._plan_prior(1.0)
+        elif plan == "warm" and not is_short:
             to = max(WARM, to)
         self._set_planned("temperature", _rising(to, steps, part))
         self.plan_training_(steps=steps, epochs=epochs)
