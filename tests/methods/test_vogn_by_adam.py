@@ -1,6 +1,7 @@
 """VOGN with `update="adam"`: the means take Adam's steps, the noise stays that of the curvature."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import credo
 from credo import optim
 from credo.core.divergence import _smaller_steps
 from credo.doctor.measurements import method_info
+from credo.experiments.options import method_with_defaults
 from credo.methods.planning import FEWEST_EPOCHS
+from credo.training.files.checkpoint import check_fingerprint
 
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > X[:, 1]).long()
@@ -87,6 +90,21 @@ def test_each_step_has_a_rate_of_its_own(update: str, rate: float) -> None:
     given = credo.VOGN(network(), data_size=60, update=update, lr=2e-3)
     assert given.rates == given.config()["lr"] == 2e-3
     assert method_info(given).default_lr == rate
+    # A run folder has the rate, as those from before there was a choice.
+    assert method_with_defaults({"name": "vogn", "update": update})["lr"] == rate
+    assert method_with_defaults({"name": "vogn", "update": update, "lr": 2e-3})["lr"] == 2e-3
+
+
+def test_a_search_finds_a_rate_of_the_chosen_step() -> None:
+    made: list[credo.VOGN] = []
+
+    def factory(**given: Any) -> credo.VOGN:
+        made.append(by_adam(network(), data_size=60, **given))
+        return made[-1]
+
+    found = credo.tune(factory, [(X, Y)], [(X, Y)], epochs=3, trials=4, progress=False)
+    assert len({posterior.rates for posterior in made}) == 4
+    assert all(posterior.squares is not None for posterior in [*made, found.posterior])
 
 
 def test_an_unknown_step_is_an_error() -> None:
@@ -155,3 +173,14 @@ def test_squares_are_saved_and_pruned(tmp_path: Path) -> None:
     posterior.keep_(masks)
     assert posterior.squares.numel() == kept
     posterior.step(loss_of())
+
+
+@pytest.mark.parametrize(("update", "resumes"), [("natural", True), ("adam", False)])
+def test_a_checkpoint_from_before_there_was_a_choice_is_of_the_natural_step(update: str, resumes: bool) -> None:
+    options = credo.VOGN(network(), data_size=60, lr=1e-2).config()
+    before = {name: value for name, value in options.items() if name != "update"}
+    state = {"fingerprint": {"posterior": {"method": "VOGN", "options": before}}}
+    now = credo.VOGN(network(), data_size=60, lr=1e-2, update=update).config()
+    wanted = {"posterior": {"method": "VOGN", "options": now, "members": {}}}
+    with nullcontext() if resumes else pytest.raises(credo.FileFormatError, match="update: 'natural' there"):
+        check_fingerprint(Path("checkpoint.pt"), state, wanted)

@@ -52,8 +52,6 @@ from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
 from credo.methods.planning import COLDER, FEWEST_EPOCHS, RISING_PART, USUAL_PART, WARM, planned_temperature
 
-# Learning rates by the way that the means move: natural gradients or Adam's steps.
-RATES = {"natural": 1e-2, "adam": 1.5e-2}
 SQUARE_DECAY = 0.999
 
 
@@ -212,6 +210,7 @@ class VOGN(GaussNewton, NaturalGaussian):
     """
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.02, 1.0)}
+    rates_by_update: ClassVar[Mapping[str, float]] = {"natural": 1e-2, "adam": 1.5e-2}
     tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = {
         **RENAMED_MOMENTUM,
@@ -240,19 +239,19 @@ class VOGN(GaussNewton, NaturalGaussian):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        if update not in RATES:
-            raise ValueError(unknown("update", str(update), RATES))
+        if update not in self.rates_by_update:
+            raise ValueError(unknown("update", str(update), self.rates_by_update))
         self._set_groups(momentum, curvature, damping, temperature, adam=update == "adam")
         self.step_draws = checked_count("draws", draws, what="draws a step")
         self.attack = attack_of(noise)
         self.arguments["noise"] = self.attack or "weights"
-        self.arguments["lr"] = RATES[update] if lr is None else lr
+        self.arguments["lr"] = self.rates_by_update[update] if lr is None else lr
         self._make_state(self.arguments["lr"], prior, prior_precision, random)
 
     @property
     def default_lr(self) -> float:
         """The learning rate where none is given."""
-        return RATES[self.arguments["update"]]
+        return self.rates_by_update[self.arguments["update"]]
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
         part = RISING_PART if self.steps_as_adam and epochs < FEWEST_EPOCHS else USUAL_PART

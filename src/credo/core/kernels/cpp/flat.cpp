@@ -405,8 +405,8 @@ static inline float next_curvature(const Update& u, float now, float found, floa
 // momentum ← keep·momentum + take·(g + coupled·pull), curvature ← decay·curvature + renew·h (+ correction),
 // mean ← mean − lr·clip((debias·momentum + (1 − coupled)·pull) / (curvature + shift + damping)),
 // where pull = shift·(mean − prior_mean). With `slopes`, which follow (g + pull)², the direction is Adam's instead:
-// debias·momentum / (√(square_debias·slopes) + 1e-8). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
-// and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
+// debias·momentum / (√(square_debias·slopes) + 1e-8). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the
+// state before, and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
 void credo_update(float* const* means, float* const* gradients, float* const* curvatures, const int64_t* sizes,
                   int64_t count, float* momentum, float* curvature, float* slopes, int64_t size,
                   const Update* update, int dry, double* sums, int threads) {
@@ -448,17 +448,25 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
             continue;
         }
         const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through;
+        if (slopes) {
+            float* __restrict v = slopes + begin;
+            for (int64_t i = 0; i < n; ++i) {
+                const float pull = u.shift * (mu[i] - u.prior_mean);
+                const float slope = g[i] * u.gradient_scale + through * pull;
+                v[i] = u.square_decay * v[i] + (1.0f - u.square_decay) * slope * slope;
+                s[i] = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
+                m[i] = u.keep * m[i] + u.take * slope;
+                const float direction = (u.debias * m[i] + beside * pull) / (std::sqrt(u.square_debias * v[i]) + 1e-8f);
+                mu[i] -= u.lr * std::min(std::max(direction, -u.clip), u.clip);
+            }
+            mean.write(begin, begin + n, mu);
+            continue;
+        }
         for (int64_t i = 0; i < n; ++i) {
             const float pull = u.shift * (mu[i] - u.prior_mean);
             const float next = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
-            const float slope = g[i] * u.gradient_scale + through * pull;
-            const float speed = u.keep * m[i] + u.take * slope;
-            float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
-            if (slopes) {
-                float& square = slopes[begin + i];
-                square = u.square_decay * square + (1.0f - u.square_decay) * slope * slope;
-                below = std::sqrt(u.square_debias * square) + 1e-8f;
-            }
+            const float speed = u.keep * m[i] + u.take * (g[i] * u.gradient_scale + through * pull);
+            const float below = std::max(next + u.shift + u.damping, 1e-30f);  // an unused entry is 0 / 0 else
             const float direction = (u.debias * speed + beside * pull) / below;
             s[i] = next;
             m[i] = speed;
