@@ -172,8 +172,11 @@ _FIRST_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 _EVERY_STEP = {"factor_every": 1, "inverse_every": 10}
 _FIRST_CURVATURES: dict[str, dict[str, Any]] = {
-    **{"vogn": {"decay": 0.999}, "ogn": {"decay": 0.999}, "ivon": {"decay": 0.9999}},
-    **{"kfac": _EVERY_STEP, "noisy-kfac": _EVERY_STEP},
+    "vogn": {"decay": 0.999},
+    "ogn": {"decay": 0.999},
+    "ivon": {"decay": 0.9999},
+    "kfac": _EVERY_STEP,
+    "noisy-kfac": _EVERY_STEP,
 }
 _FIRST_TRAINING = {"schedule": "constant", "warmup": 0.0}
 

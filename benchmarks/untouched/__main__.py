@@ -5,6 +5,8 @@
     python -m benchmarks.untouched.fresh_again    # others, written when a default had changed
     python -m benchmarks.untouched.fresh_values   # a third set, for auto
     python -m benchmarks.untouched.noisy          # small tasks with little and much noise, which it was chosen on
+    python -m benchmarks.untouched.fresh_third    # others, written before VOGN had another step
+    python -m benchmarks.untouched.varied         # sharp functions, series, fine-tuning, short trainings: to choose on
 
 Every contender has the same rows, network, initial weights, batch size and number of passes on tasks that no default
 was chosen for one by one. One record for each task is written after each run, and a run that was stopped goes on from
@@ -29,21 +31,23 @@ import torch
 
 from benchmarks.report import Run as Record
 from benchmarks.report import count, names_of, processor, say
-from benchmarks.untouched.contenders import AUTO, CALIBRATED, OURS, PLAIN, USUAL, Run
+from benchmarks.untouched.contenders import AUTO, BY_ADAM, CALIBRATED, OURS, PLAIN, USUAL, Run
 from benchmarks.untouched.fresh import FRESH
 from benchmarks.untouched.fresh_again import FRESH_AGAIN
+from benchmarks.untouched.fresh_third import FRESH_THIRD
 from benchmarks.untouched.fresh_values import FRESH_VALUES
 from benchmarks.untouched.noisy import CHECK, DEVELOPMENT
 from benchmarks.untouched.page import tables
 from benchmarks.untouched.peers import PEERS
 from benchmarks.untouched.table import Losses, summary, text
 from benchmarks.untouched.tasks import TASKS, Problem, Task
+from benchmarks.untouched.varied import VARIED
 from credo.core.support.files import write_json
 from credo.data import DataMissingError
 
 FOLDER = Path("results/benchmarks/untouched")
-ALL_TASKS = TASKS | FRESH | FRESH_AGAIN | FRESH_VALUES | DEVELOPMENT | CHECK
-CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **USUAL, **AUTO, **PEERS}
+ALL_TASKS = TASKS | FRESH | FRESH_AGAIN | FRESH_VALUES | FRESH_THIRD | DEVELOPMENT | CHECK | VARIED
+CONTENDERS: dict[str, Run] = {**PLAIN, **OURS, **CALIBRATED, **USUAL, **BY_ADAM, **AUTO, **PEERS}
 
 
 def run_task(name: str, contenders: list[str], seeds: range, folder: Path) -> None:

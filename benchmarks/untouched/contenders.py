@@ -220,6 +220,8 @@ PLAIN: dict[str, Run] = {
 NAMES = ("map", "mc-dropout", "bbb", "vogn", "ivon", "noisy-kfac", "node-bnn")
 # With one planned temperature for all tasks, as before `fit` tried two.
 USUAL: dict[str, Run] = {f"{name}, usual plan": ours(name, tries=False) for name in ("bbb", "vogn", "noisy-kfac")}
+# The means of VOGN by Adam's steps.
+BY_ADAM: dict[str, Run] = {"vogn, update=adam": ours("vogn", update="adam")}
 AUTO: dict[str, Run] = {"auto": chosen}
 OURS: dict[str, Run] = {**{name: ours(name) for name in (*NAMES, "swag")}, "laplace": laplace}
 CALIBRATED: dict[str, Run] = {f"{name} + calibrate": ours(name, calibrate=True) for name in NAMES}

@@ -23,6 +23,9 @@ UPDATES = {
                    prior_precision=2.0, variance=0.02, clip=0.4, gradient_scale=1 / 3, curvature_scale=1 / 3,
                    correction=1.0, coupled=0),
     "ivon's point weights": Coefficients(lr=0.2, keep=0.9, take=0.1, decay=1.0, renew=0.0, coupled=0),
+    "vogn by adam": Coefficients(lr=0.03, keep=0.9, take=0.1, decay=0.95, renew=0.05, shift=0.02, damping=1e-3,
+                   prior_mean=0.1, prior_precision=3.0, variance=0.01, gradient_scale=0.5, curvature_scale=0.5,
+                   debias=2.0, square_decay=0.9, square_debias=1.5),
 }  # fmt: skip
 
 
@@ -35,7 +38,9 @@ class State:
     curvature: Tensor
 
     def update(self, numbers: Coefficients, gradients: Any, curvatures: Any) -> DiagonalUpdate:
-        return DiagonalUpdate(self.parameters, self.momentum, self.curvature, numbers, gradients, curvatures)
+        self.squares = torch.full_like(self.curvature, 0.2) if numbers.square_decay else None
+        vectors = (self.momentum, self.curvature)
+        return DiagonalUpdate(self.parameters, *vectors, numbers, gradients, curvatures, squares=self.squares)
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -79,7 +84,8 @@ def test_the_compiled_update_is_torchs(name: str, shapes: list[tuple[int, ...]])
         assert torch.equal(state.momentum, before)
         for _ in range(3):
             update.apply_()
-        results.append((torch.tensor([kl, squares]), *state.tensors, state.momentum, state.curvature))
+        vectors = (state.momentum, state.curvature, *([] if state.squares is None else [state.squares]))
+        results.append((torch.tensor([kl, squares]), *state.tensors, *vectors))
         assert not torch.equal(state.momentum, before)
     for ours, torchs in zip(*results, strict=True):
         torch.testing.assert_close(ours, torchs, rtol=2e-5, atol=2e-6)

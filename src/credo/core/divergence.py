@@ -206,7 +206,7 @@ def _smaller_steps(posterior: Posterior) -> list[str]:
     if "optimizer" in options:
         norm = options["optimizer"]["clip_norm"]
         found.append(f"optimizer={{'clip_norm': {1.0 if norm is None else norm / 10:g}}}")
-    if "damping" in options:
+    if "damping" in options and options.get("update") != "adam":  # whose steps it does not shorten
         found.append(f"damping={10 * options['damping'] or 0.1:g}")
     rate = options.get("lr")
     return [*found, f"lr={rate / 10:g}" if isinstance(rate, int | float) else "smaller rates lr"]

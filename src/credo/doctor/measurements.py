@@ -142,7 +142,7 @@ def method_info(posterior: Posterior) -> MethodInfo:
         rate=about.rate,
         arguments=frozenset(argument_names(type(first))),
         lr=_rate(first.config().get("lr")),
-        default_lr=_rate(parameters["lr"].default) if "lr" in parameters else None,
+        default_lr=_rate(getattr(first, "default_lr", parameters["lr"].default)) if "lr" in parameters else None,
         likelihood=likelihood.kind,
     )
 

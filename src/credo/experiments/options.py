@@ -83,7 +83,9 @@ def method_with_defaults(table: Mapping[str, Any]) -> dict[str, Any]:
     if METHODS[table["name"]] is Ensemble:
         of = method_with_defaults({"name": "map", **table.get("of", {})})
         return {"name": table["name"], "members": _MEMBERS, **table, "of": of}
-    return _completed(table, method_options(table["name"]), without={"seed"})
+    whole = _completed(table, method_options(table["name"]), without={"seed"})
+    rates = getattr(METHODS[table["name"]], "rates_by_update", None)
+    return {**whole, "lr": rates.get(whole["update"])} if rates and whole["lr"] is None else whole
 
 
 def method_options(name: str) -> dict[str, inspect.Parameter]:

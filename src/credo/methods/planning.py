@@ -25,8 +25,12 @@ FEWEST_AVERAGED, MOST_AVERAGED = 20.0, 1000.0
 # (credo.training.plan).
 COLDER = 0.1
 WARM = 1.0
-# A temperature that rises does so over this part of the training.
-RISING_PART = 0.9
+# Fewest epochs of a training that two short ones of other temperatures precede (credo.training.plan): in fewer than
+# five epochs of their own they see nothing of the noise that a network learns later.
+FEWEST_EPOCHS = 30
+# A temperature that rises does so over this part of a training where the noise of the data is not feared: in few epochs
+# little of it is learned, and short trainings have chosen the cold plan. Else it rises over the first half.
+RISING_PART, USUAL_PART = 0.9, 0.5
 # A long training begins with this part of the noise of a short one.
 LEAST_NOISE = 0.25
 

@@ -20,14 +20,14 @@ from credo.core.errors import NonFiniteError
 from credo.core.likelihood import Categorical, GaussianNoise
 from credo.core.network.inputs import read_batches, split_batch
 from credo.core.posterior import Posterior
+from credo.methods.planning import FEWEST_EPOCHS
 from credo.predict import ClassPrediction, RegressionPrediction, predict
 from credo.training.epoch_batches import Loader, seeded_epoch
 from credo.training.rows.given_back import GivenBack
 from credo.training.rows.held_out import hold_out
 
-# Fewest epochs of a training that others precede (in fewer than five of their own they see nothing of the noise that a
-# network learns later), their parts of the epochs and of the rows, and most steps of one.
-FEWEST_EPOCHS, PART, HELD_OUT_PART, MOST_STEPS = 30, 1 / 6, 1 / 3, 1000
+# Parts of the epochs and of the rows that a short training has, and most steps of one.
+PART, HELD_OUT_PART, MOST_STEPS = 1 / 6, 1 / 3, 1000
 # Standard errors by which a plan must be better. A short training has learned less noise than a long one will, which
 # favours the cold plan.
 COLD_BY, WARM_BY = 1.0, 0.5

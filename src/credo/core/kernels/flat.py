@@ -345,6 +345,7 @@ class UpdateStruct(ctypes.Structure):
         for name in (
             "lr", "keep", "take", "debias", "decay", "renew", "shift", "damping", "prior_mean", "clip",
             "gradient_scale", "curvature_scale", "correction", "coupled", "variance", "prior_precision",
+            "square_decay", "square_debias",
         )
     )  # fmt: skip
 
@@ -355,6 +356,7 @@ def update_(
     curvatures: TensorList,
     momentum: Tensor,
     curvature: Tensor,
+    squares: Tensor | None,
     numbers: Mapping[str, float],
     *,
     dry: bool,
@@ -367,6 +369,7 @@ def update_(
         curvatures: Accumulated curvature estimates.
         momentum: Running average of gradients.
         curvature: Running average of curvatures.
+        squares: Running average of squared gradients, for steps of Adam; None: steps by the curvature.
         numbers: Fields of `UpdateStruct`.
         dry: Only compute the return values.
     """
@@ -374,7 +377,8 @@ def update_(
     size = momentum.numel()
     loaded().credo_update(
         means.pointers, gradients.pointers, curvatures.pointers, means.sizes, INT64(means.count), address(momentum),
-        address(curvature), INT64(size), ctypes.byref(UpdateStruct(**numbers)), int(dry), sums, threads_for(size),
+        address(curvature), None if squares is None else address(squares), INT64(size),
+        ctypes.byref(UpdateStruct(**numbers)), int(dry), sums, threads_for(size),
     )  # fmt: skip
     return sums[0], sums[1]
 

@@ -6,7 +6,8 @@ Entry by entry, with pull = shift·(mean − prior mean), an update is
     curvature ← decay·curvature + renew·h + ½·renew²·(curvature − h)²/(curvature + shift)   (the last if corrected)
     mean      ← mean − lr·clip(debias·momentum / (curvature + shift + damping)),
 
-g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and coefficients.
+g and h being the gathered gradient and curvature. VOGN and IVON are this with other g, h and coefficients. With squares
+v, which follow (g + pull)², the direction is Adam's, debias·momentum / √v.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class Coefficients:
         correction: Factor of the curvature's second-order correction.
         coupled: Whether the prior's pull goes through the momentum.
         variance: σ² = variance/(curvature + shift + damping), for the KL; 0: there is none.
+        square_decay: Weight of the old squares, if there are any.
+        square_debias: Their factor in the step.
     """
 
     lr: float | Tensor
@@ -72,6 +75,8 @@ class Coefficients:
     correction: float = 0.0
     coupled: int = 1
     variance: float = 0.0
+    square_decay: float = 0.0
+    square_debias: float = 1.0
 
 
 class DiagonalUpdate:
@@ -86,6 +91,7 @@ class DiagonalUpdate:
         curvatures: Gathered curvatures, by name.
         layout: Their layout in the vectors, if known already.
         vectors: Those of `parameters`, `gradients` and `curvatures` that are known as vectors, and the `denominator`.
+        squares: Their slice of the squared gradients, for steps of Adam.
     """
 
     def __init__(
@@ -98,10 +104,11 @@ class DiagonalUpdate:
         curvatures: Mapping[str, Tensor],
         layout: Layout | None = None,
         vectors: Mapping[str, Tensor] | None = None,
+        squares: Tensor | None = None,
     ) -> None:
         self.parameters = {name: parameter.detach() for name, parameter in parameters.items()}
         self.momentum, self.curvature, self.coefficients = momentum, curvature, coefficients
-        self.gradients, self.curvatures = gradients, curvatures
+        self.gradients, self.curvatures, self.squares = gradients, curvatures, squares
         self.layout = Layout(parameters) if layout is None else layout
         self._lists: tuple[flat.TensorList, flat.TensorList, flat.TensorList] | None = None
         self._vectors = dict(vectors or {})
@@ -133,7 +140,7 @@ class DiagonalUpdate:
         """
         c = self.coefficients
         if self.is_fused and self._lists is not None:
-            return flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=True)
+            return flat.update_(*self._lists, self.momentum, self.curvature, self.squares, vars(c), dry=True)
         kl = self._kl() if c.variance else 0.0
         if later:
             return kl, 0.0
@@ -146,7 +153,7 @@ class DiagonalUpdate:
         """Change parameters, momentum and curvature."""
         c = self.coefficients
         if self.is_fused and self._lists is not None:
-            flat.update_(*self._lists, self.momentum, self.curvature, vars(c), dry=False)
+            flat.update_(*self._lists, self.momentum, self.curvature, self.squares, vars(c), dry=False)
             if not self.layout.is_whole:  # else the parameters themselves were updated
                 self._write(self._means[0])
             return
@@ -159,9 +166,12 @@ class DiagonalUpdate:
             m.mul_(c.keep).add_(g, alpha=take)
         if c.coupled:
             self._pulled(m, c.take, out=m)
+        if self.squares is not None:
+            slope = self._pulled(g * c.gradient_scale, float(c.coupled))
+            self.squares.lerp_(slope.square_(), 1 - c.square_decay)
         self._renewed_(self.curvature)
         self._vectors.pop("denominator", None)
-        s = self._denominator()
+        s = self._denominator() if self.squares is None else self.squares.mul(c.square_debias).sqrt_().add_(1e-8)
         # The debiased momentum and the pull beside it, divided by the debiasing, which the rate then has.
         direction = m / s if c.coupled else self._pulled(m, 1 / c.debias).div_(s)
         if math.isfinite(c.clip):
@@ -258,6 +268,7 @@ class DiagonalStepper(NaturalStepper, ABC):
     momentum: Tensor
     curvature: Tensor
     progress: Tensor
+    squares: Tensor | None
     has_curvature = True
 
     def _make_vectors(
@@ -276,6 +287,7 @@ class DiagonalStepper(NaturalStepper, ABC):
         zeros = torch.zeros(self.vector.layout.size, dtype=self.vector.layout.dtype, device=device)
         self.register_buffer("momentum", zeros)
         self.register_buffer("curvature", torch.full_like(zeros, curvature))
+        self.register_buffer("squares", None)
         self.register_buffer("progress", torch.zeros(progress, dtype=torch.int64))
         self._is_uniform = {*self.layout.dtypes.values()} == {self.layout.dtype}
 
@@ -354,6 +366,7 @@ class DiagonalStepper(NaturalStepper, ABC):
                 curvatures,
                 layout,
                 self._gathered.vectors if layout is self.layout else None,
+                None if self.squares is None else self.squares[part],
             )
             for layout, part, coefficients in parts
         ]

@@ -52,6 +52,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
         if isinstance(self._last_scale, Tensor):
             self._last_scale = self._last_scale[chosen.to(self._last_scale.device)]
         self.momentum, self.curvature = self.momentum[chosen], self.curvature[chosen]
+        self.squares = None if self.squares is None else self.squares[chosen]
         self._gathered.clear()
 
     def describe(self) -> Description:
@@ -63,6 +64,7 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             return curvature + (self.variance_scale * change).to(curvature.dtype)
 
         everything = self.vector.layout
+        squares = {} if self.squares is None else {"squares": WeightState(self.squares, everything)}
         return Description(
             prior=self.prior,
             layout=self.layout,
@@ -72,5 +74,6 @@ class NaturalGaussian(DiagonalStepper, GaussianPosterior, ABC):
             state={
                 "momentum": WeightState(self.momentum, everything),
                 "curvature": WeightState(self.curvature, everything, refit if self.has_curvature else None),
+                **squares,
             },
         )

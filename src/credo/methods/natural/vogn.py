@@ -6,7 +6,9 @@ the damping. Each step, with per-example gradients gᵢ at draws w ~ q,
     m ← β₁m + mean gᵢ + δ̃(μ − μ₀),    s ← βs + (1 − β)·mean gᵢ²,    μ ← μ − lr·m/(s + δ̃ + γ)
 
 (Khan et al. 2018; Osawa et al. 2019, in the convention of their code, which is exact also for τ ≠ 1). All depends on
-τ/N alone: their factor k of N for data augmentation is a temperature of τ/k.
+τ/N alone: their factor k of N for data augmentation is a temperature of τ/k. Where curvatures are far below γ, this is
+SGD, whose best rate differs from task to task. With `update="adam"` the means take Adam's step along m instead,
+μ ← μ − lr·m/√v with v ← β₂v + (1 − β₂)(mean gᵢ + δ̃(μ − μ₀))², as in Vadam (Khan et al. 2018); the noise is the same.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 
 from credo.core.arguments import Renamed
 from credo.core.deferred import Number
+from credo.core.errors import unknown
 from credo.core.example_counts import Counted
 from credo.core.likelihood import Likelihood
 from credo.core.network.selection import Random
@@ -47,13 +50,28 @@ from credo.methods.natural.mean_field import NaturalGaussian
 from credo.methods.natural.passes import Pass
 from credo.methods.natural.stepper import GradientAccumulator
 from credo.methods.natural.validate import check_damping
-from credo.methods.planning import COLDER, RISING_PART, WARM, planned_temperature
+from credo.methods.planning import COLDER, FEWEST_EPOCHS, RISING_PART, USUAL_PART, WARM, planned_temperature
+
+SQUARE_DECAY = 0.999
+
+
+def _rising(to: float, steps: int, part: float) -> dict[str, float]:
+    """The temperature of a training: at first the curvature is small and the noise that of the prior and the damping.
+
+    Networks that are trained already, and short trainings, would be lost in it.
+
+    Args:
+        to: The temperature in the end.
+        steps: Steps of the training.
+        part: Part of the steps in which it rises.
+    """
+    return {"start": to / 100, "steps": max(1, int(part * steps)), "to": to}
 
 
 class GaussNewton(DiagonalStepper, ABC):
     """The update rule of VOGN and of OGN, which has no noise."""
 
-    nonnegative = ("curvature",)
+    nonnegative = ("curvature", "squares")
     can_scale_loss = can_compile = False
     plan: PerExamplePlan
     curvature_decay: float
@@ -66,11 +84,14 @@ class GaussNewton(DiagonalStepper, ABC):
         curvature: Curvature | Mapping[str, Any] | float,
         damping: float,
         temperature: Warmup | Mapping[str, Any] | float | None,
+        adam: bool = False,
     ) -> None:
         """Validate and keep the numbers of the update rule."""
         check_damping(damping)
         self.damping = damping
         self._set_momentum(Momentum.of(momentum))
+        self.averaged = self.averaged or adam
+        self.steps_as_adam = adam
         self._set_temperature(temperature)
         found = Curvature.of(curvature)
         self.arguments["curvature"] = found
@@ -87,6 +108,8 @@ class GaussNewton(DiagonalStepper, ABC):
         """Make momentum, curvature and the plan of per-example gradients."""
         # Step count and curvature are in saved files, too: else there would be no noise, nor the right temperature.
         self._make_vectors(lr, prior, prior_precision, random, self.curvature_init or 0.0, progress=(2,))
+        if self.steps_as_adam:
+            self.squares = torch.zeros_like(self.momentum)
         self.has_curvature = self.curvature_init is not None
         self.plan = PerExamplePlan(self._net, self.vector.names, self._aliases)
 
@@ -142,6 +165,8 @@ class GaussNewton(DiagonalStepper, ABC):
             gradient_scale=1 / found.size,
             curvature_scale=found.curvature_scale / found.size,
             variance=scale if self.noisy else 0.0,
+            square_decay=SQUARE_DECAY,
+            square_debias=1 / (1 - SQUARE_DECAY ** (self.steps + 1)),
         )
         rest = replace(random, lr=rates[1] * self.lr_scale, keep=keeps[1], **_NO_PRIOR)
         return self._diagonal_update(means, found.gradients, found.curvatures, random, rest)
@@ -163,13 +188,15 @@ class VOGN(GaussNewton, NaturalGaussian):
     Args:
         model: The network; its parameters become the posterior mean.
         data_size: The number of training examples N.
-        lr: Learning rate, or rates by parameter name globs.
+        lr: Learning rate, or rates by parameter name globs. None: 1e-2 for `"natural"`, 1.5e-2 for `"adam"`.
         prior: The Gaussian prior: an object, its standard deviation or its description; None: N(0, 1), or
             what `fit` chooses.
         prior_precision: Precision δ of a Gaussian prior about zero instead, also by parameter name globs.
         momentum: Weight β₁ of the old momentum, a `Momentum`, or a mapping of its fields.
         curvature: Weight β of the old curvature, a `Curvature`, or a mapping of its fields.
         damping: γ, added to the curvature; part of the noise's precision, too.
+        update: How the means move: `"natural"` is the papers' step; `"adam"` is one by root mean squared gradients, for
+            networks whose curvatures are far below the damping.
         draws: Draws a step, whose gradients are averaged.
         noise: `"weights"`, or an `AdversarialSampling`, which mixes the gradients at a draw with those at the worst
             weights near another (an experiment).
@@ -183,6 +210,7 @@ class VOGN(GaussNewton, NaturalGaussian):
     """
 
     tunable: ClassVar[Mapping[str, tuple[float, float]]] = {"lr": (1e-3, 3e-2), "temperature": (0.02, 1.0)}
+    rates_by_update: ClassVar[Mapping[str, float]] = {"natural": 1e-2, "adam": 1.5e-2}
     tries_plans = True
     _renamed_arguments: ClassVar[Renamed] = {
         **RENAMED_MOMENTUM,
@@ -196,12 +224,13 @@ class VOGN(GaussNewton, NaturalGaussian):
         model: nn.Module,
         *,
         data_size: int,
-        lr: Rates = 1e-2,
+        lr: Rates | None = None,
         prior: Prior | Mapping[str, Any] | float | None = None,
         prior_precision: Value | None = None,
         momentum: Momentum | Mapping[str, Any] | float = Momentum(),
         curvature: Curvature | Mapping[str, Any] | float = Curvature(),
         damping: float = 0.1,
+        update: str = "natural",
         draws: int = 1,
         noise: AdversarialSampling | Mapping[str, Any] | str = "weights",
         temperature: Warmup | Mapping[str, Any] | float | None = None,
@@ -210,17 +239,23 @@ class VOGN(GaussNewton, NaturalGaussian):
         seed: int = 0,
     ) -> None:
         super().__init__(model, data_size=data_size, likelihood=likelihood, seed=seed)
-        self._set_groups(momentum, curvature, damping, temperature)
+        if update not in self.rates_by_update:
+            raise ValueError(unknown("update", str(update), self.rates_by_update))
+        self._set_groups(momentum, curvature, damping, temperature, adam=update == "adam")
         self.step_draws = checked_count("draws", draws, what="draws a step")
         self.attack = attack_of(noise)
         self.arguments["noise"] = self.attack or "weights"
-        self._make_state(lr, prior, prior_precision, random)
+        self.arguments["lr"] = self.rates_by_update[update] if lr is None else lr
+        self._make_state(self.arguments["lr"], prior, prior_precision, random)
+
+    @property
+    def default_lr(self) -> float:
+        """The learning rate where none is given."""
+        return self.rates_by_update[self.arguments["update"]]
 
     def _planned_temperature(self, steps: int, epochs: float) -> Any:
-        # Before training, curvatures are small and the noise is that of the prior, in which networks that are trained
-        # already, and short trainings, are lost: it rises over the first half.
-        to = planned_temperature(self.likelihood.task, epochs)
-        return {"start": to / 100, "steps": max(1, steps // 2), "to": to}
+        part = RISING_PART if self.steps_as_adam and epochs < FEWEST_EPOCHS else USUAL_PART
+        return _rising(planned_temperature(self.likelihood.task, epochs), steps, part)
 
     def plan_as_(self, plan: str, *, steps: int, epochs: float, is_short: bool = False) -> None:
         """Cold: a fifth of the usual temperature in a short training, and the usual one. Warm: 1, and the usual one.
@@ -231,13 +266,15 @@ class VOGN(GaussNewton, NaturalGaussian):
             epochs: Times that every example is seen, in the whole training.
             is_short: Whether the training is a short one, to compare the plans.
         """
-        to, part = planned_temperature(self.likelihood.task, epochs), 0.5
+        to, part = planned_temperature(self.likelihood.task, epochs), USUAL_PART
+        if plan == "cold" and (is_short or self.steps_as_adam):
+            part = RISING_PART
         if plan == "cold" and is_short:
-            to, part = 2 * COLDER * to, RISING_PART
+            to *= 2 * COLDER
             self._plan_prior(1.0)
         elif plan == "warm" and not is_short:
             to = max(WARM, to)
-        self._set_planned("temperature", {"start": to / 100, "steps": max(1, int(part * steps)), "to": to})
+        self._set_planned("temperature", _rising(to, steps, part))
         self.plan_training_(steps=steps, epochs=epochs)
 
     def _adversarial_pass(self, nll: Nll, counted: Counted) -> Pass:

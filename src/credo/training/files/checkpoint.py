@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import torch
 
-from credo.core.arguments import current_config
+from credo.core.arguments import as_json, current_config
 from credo.core.errors import CheckpointWarning, FileFormatError
 from credo.core.kernels.build import library, why_torch
 from credo.core.support.files import earlier, left_overs, require_file, write_atomically
@@ -137,17 +138,28 @@ def check_fingerprint(
     if fingerprint is not None:
         stored = dict(state.get("fingerprint") or {})
         if "posterior" in stored:
-            stored["posterior"] = _current_settings(stored["posterior"])
+            stored["posterior"] = _current_settings(stored["posterior"], fingerprint.get("posterior", {}))
         _compare(path, stored, fingerprint, files or [path])
 
 
-def _current_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of a posterior, also those that 0.1 wrote, with the names of this version."""
+def _current_settings(settings: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Settings of a posterior, also those that 0.1 wrote, with the names and new options of this version.
+
+    Args:
+        settings: The settings as they were written.
+        wanted: Those of the posterior now. An option that only they have was at its default before it existed.
+    """
     method = next((cls for cls in METHODS.values() if cls.__name__ == settings.get("method")), None)
     if method is None:  # of somebody else
         return settings
-    members = {index: _current_settings(member) for index, member in settings.get("members", {}).items()}
-    return {**settings, "options": current_config(method, settings["options"]), "members": members}
+    now = wanted.get("members", {})
+    members = {
+        index: _current_settings(member, now.get(index, {})) for index, member in settings.get("members", {}).items()
+    }
+    options, parameters = current_config(method, settings["options"]), inspect.signature(method).parameters
+    for name in {*parameters} & {*wanted.get("options", {})} - {*options}:
+        options[name] = as_json(parameters[name].default)
+    return {**settings, "options": options, "members": members}
 
 
 def check_kernels(path: Path, state: dict[str, Any]) -> None:

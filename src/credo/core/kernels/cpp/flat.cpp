@@ -416,6 +416,7 @@ struct Update {
     int coupled;         // whether the prior's pull goes through the momentum
     float variance;      // for the KL: variance = this / (curvature + shift + damping); 0: no KL
     float prior_precision;
+    float square_decay, square_debias;  // weight of the old squared gradients, and the factor that makes them unbiased
 };
 
 static inline float next_curvature(const Update& u, float now, float found, float half) {
@@ -426,11 +427,12 @@ static inline float next_curvature(const Update& u, float now, float found, floa
 
 // momentum ← keep·momentum + take·(g + coupled·pull), curvature ← decay·curvature + renew·h (+ correction),
 // mean ← mean − lr·clip((debias·momentum + (1 − coupled)·pull) / (curvature + shift + damping)),
-// where pull = shift·(mean − prior_mean). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the state before,
-// and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
+// where pull = shift·(mean − prior_mean). With `slopes`, which follow (g + pull)², the direction is Adam's instead:
+// debias·momentum / (√(square_debias·slopes) + 1e-8). Nothing is written if `dry`. Returns in `sums`: KL(q ‖ p) of the
+// state before, and the sum of squares of g and h (not finite if any of them or of the corrected curvatures is not).
 void credo_update(float* const* means, float* const* gradients, float* const* curvatures, const int64_t* sizes,
-                  int64_t count, float* momentum, float* curvature, int64_t size, const Update* update, int dry,
-                  double* sums, int threads) {
+                  int64_t count, float* momentum, float* curvature, float* slopes, int64_t size,
+                  const Update* update, int dry, double* sums, int threads) {
     const Tensors mean{means, sizes, count}, gradient{gradients, sizes, count}, fresh{curvatures, sizes, count};
     const Update u = *update;
     const int64_t blocks = (size + B - 1) / B;
@@ -470,6 +472,20 @@ void credo_update(float* const* means, float* const* gradients, float* const* cu
             continue;
         }
         const float through = u.coupled ? 1.0f : 0.0f, beside = 1.0f - through;
+        if (slopes) {
+            float* __restrict v = slopes + begin;
+            for (int64_t i = 0; i < n; ++i) {
+                const float pull = u.shift * (mu[i] - u.prior_mean);
+                const float slope = g[i] * u.gradient_scale + through * pull;
+                v[i] = u.square_decay * v[i] + (1.0f - u.square_decay) * slope * slope;
+                s[i] = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
+                m[i] = u.keep * m[i] + u.take * slope;
+                const float direction = (u.debias * m[i] + beside * pull) / (std::sqrt(u.square_debias * v[i]) + 1e-8f);
+                mu[i] -= u.lr * std::min(std::max(direction, -u.clip), u.clip);
+            }
+            mean.write(begin, begin + n, mu);
+            continue;
+        }
         for (int64_t i = 0; i < n; ++i) {
             const float pull = u.shift * (mu[i] - u.prior_mean);
             const float next = next_curvature(u, s[i], h[i] * u.curvature_scale, half);
