@@ -56,6 +56,7 @@ def test_without_noise_and_prior_the_means_are_those_of_adam(
         torch.testing.assert_close(ours.detach(), theirs.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:The loss seems to be a sum")  # it is 100 means
 def test_steps_do_not_depend_on_the_scale_of_the_loss() -> None:
     moved = []
     for scale in (1.0, 100.0):
